@@ -1,0 +1,1 @@
+"""Flink's keyed and operator state for Python, checkpointed on any fsspec storage."""

@@ -1,0 +1,1 @@
+"""Checkpoint storage: the only part of the library that touches a file system."""
