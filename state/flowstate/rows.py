@@ -25,10 +25,13 @@ from enum import IntEnum, StrEnum
 
 import pyarrow as pa
 
-__all__ = ["RESERVED_PREFIX", "RowOp", "StateKind", "StateRows", "row_schema"]
+__all__ = ["NO_TIMESTAMP", "RESERVED_PREFIX", "RowOp", "StateKind", "StateRows", "row_schema"]
 
 RESERVED_PREFIX = "_flow."
 """How the names of the library's own states begin; a user's state may not be named so."""
+
+NO_TIMESTAMP = -(1 << 63)
+"""Before all time: the watermark of a subtask that has seen none."""
 
 
 class StateKind(StrEnum):

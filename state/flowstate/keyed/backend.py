@@ -1,0 +1,343 @@
+"""The keyed state of one subtask: its registered states, its timers, and what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+import pyarrow as pa
+
+from flowstate.clock import Clock, SystemClock
+from flowstate.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from flowstate.errors import StateError, StateRegistrationError
+from flowstate.functions import TimeDomain
+from flowstate.key_groups import KeyGroupAssigner, KeyGroupRange
+from flowstate.keyed.codec import BaseStore, RowCodec, rows_of_changes
+from flowstate.keyed.context import NO_KEY, KeyContext
+from flowstate.keyed.states import (
+    AggregatingState,
+    ListState,
+    MapState,
+    ReducingState,
+    State,
+    ValueState,
+)
+from flowstate.keyed.tables import ListTable, MapTable, SingleTable, Table
+from flowstate.keyed.timers import TIMER_NAMES, KeyedTimerService, TimerQueue
+from flowstate.keys import KeyType
+from flowstate.rows import RowOp, StateKind, StateRows
+
+__all__ = ["KeyedStateBackend"]
+
+S = TypeVar("S", bound=State)
+StateMeta = dict[str, Any]
+
+_CHUNK_NUMBER = KeyType(pa.int64())
+
+
+class KeyedStateBackend:
+    """Keyed state in memory, over the rows of a checkpoint.
+
+    Those rows are either handed over whole (``restored``: the memory backend) or looked up in a
+    base store when they are needed (``base``: the LMDB backend). The state of a name is brought
+    into the program's types when the name is first registered; what is never registered stays in
+    the checkpoint as it is.
+
+    Not for several threads: like the function that it serves, it works on one element at a time.
+    """
+
+    def __init__(
+        self,
+        key_type: Any,
+        *,
+        max_parallelism: int,
+        key_groups: KeyGroupRange | None = None,
+        assigner: KeyGroupAssigner = KeyGroupAssigner.FLINK,
+        base: BaseStore | None = None,
+        restored: Mapping[str, StateRows] | None = None,
+        restored_metas: Mapping[str, StateMeta] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.key_type = key_type if isinstance(key_type, KeyType) else KeyType(key_type)
+        self.max_parallelism = max_parallelism
+        self.key_groups = key_groups or KeyGroupRange(0, max_parallelism - 1)
+        self.assigner = assigner
+        self._base = base
+        self._restored = dict(restored or {})
+        self._metas: dict[str, StateMeta] = {
+            name: dict(meta) for name, meta in (restored_metas or {}).items()
+        }
+        self._context = KeyContext(clock or SystemClock())
+        self._descriptors: dict[str, StateDescriptor] = {}
+        self._namespaces: dict[str, KeyType | None] = {}
+        self._states: dict[str, State] = {}
+        self._tables: dict[str, Table | TimerQueue] = {}
+        self._pending: dict[int, dict[str, list[Any]]] = {}
+        self._timers: KeyedTimerService | None = None
+
+    # The key.
+
+    @property
+    def current_key(self) -> Any:
+        """The key that the states are about; ``NoCurrentKeyError`` where there is none."""
+        return self._context.checked_key()
+
+    def set_current_key(self, key: Any, *, timestamp: int | None = None) -> None:
+        """Say which key the states are about, and when its element happened."""
+        self._context.key = self.key_type.canonical(key)
+        self._context.timestamp = timestamp
+
+    def set_canonical_key(self, key: Any, *, timestamp: int | None = None) -> None:
+        """Do the same for a key that came out of ``key_type.to_list``, without checking it."""
+        self._context.key = key
+        self._context.timestamp = timestamp
+
+    def clear_current_key(self) -> None:
+        """Say that the states are about no key, so that using them is an error."""
+        self._context.key = NO_KEY
+        self._context.timestamp = None
+
+    # States.
+
+    def get_state(
+        self, descriptor: ValueStateDescriptor, namespace_type: Any = None
+    ) -> ValueState[Any]:
+        """Register a value state, or return the one that is registered."""
+        return self._register(descriptor, namespace_type, ValueState, self._single)
+
+    def get_list_state(
+        self, descriptor: ListStateDescriptor, namespace_type: Any = None
+    ) -> ListState[Any]:
+        """Register a list state, or return the one that is registered."""
+        return self._register(descriptor, namespace_type, ListState, self._list)
+
+    def get_map_state(
+        self, descriptor: MapStateDescriptor, namespace_type: Any = None
+    ) -> MapState[Any, Any]:
+        """Register a map state, or return the one that is registered."""
+        return self._register(descriptor, namespace_type, MapState, self._map)
+
+    def get_reducing_state(
+        self, descriptor: ReducingStateDescriptor, namespace_type: Any = None
+    ) -> ReducingState[Any]:
+        """Register a reducing state, or return the one that is registered."""
+        return self._register(descriptor, namespace_type, ReducingState, self._single)
+
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor, namespace_type: Any = None
+    ) -> AggregatingState[Any, Any]:
+        """Register an aggregating state, or return the one that is registered."""
+        return self._register(descriptor, namespace_type, AggregatingState, self._single)
+
+    @property
+    def timer_service(self) -> KeyedTimerService:
+        """The timers of this subtask."""
+        if self._timers is None:
+            queues = {domain: self._queue(domain) for domain in TimeDomain}
+            self._timers = KeyedTimerService(self._context, queues)
+        return self._timers
+
+    def keys(self, state_name: str) -> Iterator[Any]:
+        """Yield each key that has something in a state, in no defined order."""
+        table = self.table(state_name)
+        yield from dict.fromkeys(table.split(slot)[0] for slot in table.slots())
+
+    def entry_count(self, state_name: str) -> int:
+        """Return how many keys (and namespaces) have something in a state."""
+        return len(self.table(state_name).slots())
+
+    def table(self, state_name: str) -> Table:
+        """Return the table behind a registered state, for bulk access and for tools."""
+        table = self._tables.get(state_name)
+        if not isinstance(table, Table):
+            known = sorted(self._states) or "none"
+            raise StateError(f"no state {state_name!r} is registered. Registered are: {known}")
+        return table
+
+    def descriptor(self, state_name: str) -> StateDescriptor:
+        """Return the descriptor that a state was registered with."""
+        self.table(state_name)
+        return self._descriptors[state_name]
+
+    @property
+    def context(self) -> KeyContext:
+        """The key and the times, for the runtime's own use."""
+        return self._context
+
+    # Snapshots.
+
+    @property
+    def metas(self) -> dict[str, StateMeta]:
+        """What a record keeps of the states: of those registered, and of those restored."""
+        return {name: dict(meta) for name, meta in sorted(self._metas.items())}
+
+    def changes(self, checkpoint_id: int, *, full: bool = False) -> list[StateRows]:
+        """Return what has changed since the last snapshot, and begin anew.
+
+        ``full`` says that nothing older is there, so that removals need not be written. Call
+        ``notify_checkpoint_complete`` or ``notify_checkpoint_aborted`` with the same id later.
+        """
+        found = []
+        for name in sorted(self._tables):
+            changes = self._tables[name].changes()
+            if full:
+                changes = [change for change in changes if change.op == RowOp.PUT]
+            if changes:
+                rows = rows_of_changes(
+                    self._tables[name].codec,
+                    changes,
+                    max_parallelism=self.max_parallelism,
+                    assigner=self.assigner,
+                )
+                self._check_groups(rows)
+                found.append(rows)
+        # Nothing is settled before everything could be written.
+        self._pending[checkpoint_id] = {
+            name: list(table.dirty) for name, table in self._tables.items()
+        }
+        for table in self._tables.values():
+            table.settle()
+        return found
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Take note that a snapshot, and with it all before it, is durable and committed."""
+        self._pending = {
+            pending: slots for pending, slots in self._pending.items() if pending > checkpoint_id
+        }
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Take note that a snapshot is void: its changes belong to the next one again."""
+        for name, slots in self._pending.pop(checkpoint_id, {}).items():
+            self._tables[name].unsettle(slots)
+
+    def rebase(self) -> None:
+        """Forget what the base store holds by now; to be called after it has advanced.
+
+        What is in a snapshot that is neither complete nor aborted is kept.
+        """
+        if self._pending:
+            raise StateError(
+                f"checkpoint {min(self._pending)} is neither complete nor aborted, so the base "
+                f"store cannot hold it yet"
+            )
+        for table in self._tables.values():
+            table.evict()
+
+    def _check_groups(self, rows: StateRows) -> None:
+        groups = rows.table["group"]
+        first, last = groups[0].as_py(), groups[-1].as_py()
+        if first not in self.key_groups or last not in self.key_groups:
+            raise StateError(
+                f"state {rows.name!r} holds keys of the key groups {first}..{last}, but this "
+                f"subtask owns {self.key_groups}: rows were routed by another key, key type, "
+                f"assigner or max parallelism than the state's"
+            )
+
+    # Registration.
+
+    def _register(
+        self,
+        descriptor: StateDescriptor,
+        namespace_type: Any,
+        kind: type[S],
+        make: Callable[[Any, KeyType | None], State],
+    ) -> S:
+        namespace = None if namespace_type is None else KeyType(namespace_type)
+        known = self._descriptors.get(descriptor.name)
+        if known is None:
+            if descriptor.name in self._metas:
+                descriptor.check_restored(self._metas[descriptor.name])
+            self._note_meta(descriptor)
+            self._states[descriptor.name] = make(descriptor, namespace)
+            self._descriptors[descriptor.name] = descriptor
+            self._namespaces[descriptor.name] = namespace
+        else:
+            self._check_same(known, descriptor, namespace)
+        return cast(S, self._states[descriptor.name])
+
+    def _check_same(
+        self, known: StateDescriptor, descriptor: StateDescriptor, namespace: KeyType | None
+    ) -> None:
+        if not known.is_same(descriptor) or self._namespaces[known.name] != namespace:
+            raise StateRegistrationError(
+                f"state {known.name!r} is registered as {_shown(known)} already and cannot be "
+                f"{_shown(descriptor)} as well. Give one of them another name"
+            )
+
+    def _note_meta(self, descriptor: StateDescriptor) -> None:
+        old = self._metas.get(descriptor.name)
+        meta = descriptor.to_json()
+        if descriptor.live_ttl is not None and old is not None:
+            # What was written without a TTL is as old as the TTL is.
+            since = old.get("ttl_since_ms") if "ttl_ms" in old else self._context.clock.now_ms()
+            if since is not None:
+                meta["ttl_since_ms"] = since
+        self._metas[descriptor.name] = meta
+
+    def _codec(self, descriptor: StateDescriptor, namespace: KeyType | None) -> RowCodec:
+        sub = None
+        if isinstance(descriptor, MapStateDescriptor):
+            sub = KeyType(descriptor.key_type.arrow)
+        elif isinstance(descriptor, ListStateDescriptor):
+            sub = _CHUNK_NUMBER
+        return RowCodec(
+            descriptor.name,
+            descriptor.kind,
+            self.key_type,
+            namespace=namespace,
+            sub=sub,
+            value=descriptor.types["value"].arrow,
+            ttl=descriptor.live_ttl is not None,
+        )
+
+    def _single(self, descriptor: StateDescriptor, namespace: KeyType | None) -> State:
+        table = SingleTable(*self._table_parts(descriptor, namespace))
+        self._load(table)
+        kind: Any = {
+            StateKind.VALUE: ValueState,
+            StateKind.REDUCING: ReducingState,
+            StateKind.AGGREGATING: AggregatingState,
+        }[descriptor.kind]
+        value_type = descriptor.types["value"]
+        return cast(State, kind(descriptor, self._context, table, value_type, namespace))
+
+    def _list(self, descriptor: ListStateDescriptor, namespace: KeyType | None) -> State:
+        table = ListTable(*self._table_parts(descriptor, namespace))
+        self._load(table)
+        element_type = descriptor.element_type
+        return ListState(descriptor, self._context, table, element_type, namespace)
+
+    def _map(self, descriptor: MapStateDescriptor, namespace: KeyType | None) -> State:
+        table = MapTable(*self._table_parts(descriptor, namespace))
+        self._load(table)
+        return MapState(descriptor, self._context, table, descriptor.value_type, namespace)
+
+    def _table_parts(
+        self, descriptor: StateDescriptor, namespace: KeyType | None
+    ) -> tuple[RowCodec, BaseStore | None, int]:
+        since = self._metas[descriptor.name].get("ttl_since_ms", self._context.clock.now_ms())
+        return self._codec(descriptor, namespace), self._base, since
+
+    def _queue(self, domain: TimeDomain) -> TimerQueue:
+        queue = TimerQueue(TIMER_NAMES[domain], self.key_type, self._base)
+        self._metas.setdefault(queue.codec.name, {"kind": StateKind.TIMER.value})
+        self._load(queue)
+        return queue
+
+    def _load(self, table: Table | TimerQueue) -> None:
+        self._tables[table.codec.name] = table
+        rows = self._restored.pop(table.codec.name, None)
+        if rows is not None:
+            table.load(rows.table)
+
+
+def _shown(descriptor: StateDescriptor) -> str:
+    types = ", ".join(f"{role} {kind}" for role, kind in descriptor.types.items())
+    return f"a {descriptor.kind.value} state ({types})"
