@@ -1,1 +1,102 @@
 """Flink's keyed and operator state for Python, checkpointed on any fsspec storage."""
+
+from flowstate.aggregates import Reducer
+from flowstate.checkpoint import CheckpointRecord, CheckpointStorage, SubtaskSnapshot
+from flowstate.clock import Clock, SystemClock
+from flowstate.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    StateVisibility,
+    TtlTime,
+    UpdateType,
+    ValueStateDescriptor,
+)
+from flowstate.errors import FlowError
+from flowstate.functions import (
+    AggregateFunction,
+    CheckpointedFunction,
+    CheckpointListener,
+    KeyedProcessFunction,
+    ListCheckpointed,
+    OutputTag,
+    ReduceFunction,
+    TimeDomain,
+)
+from flowstate.key_groups import (
+    KeyGroupAssigner,
+    KeyGroupRange,
+    default_max_parallelism,
+    key_group_of,
+    key_group_range_of,
+    key_grouper,
+    key_groups_of,
+    subtask_index_of,
+)
+from flowstate.keyed.backend import KeyedStateBackend
+from flowstate.keyed.bulk import BulkState
+from flowstate.keyed.states import (
+    AggregatingState,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+from flowstate.operator_state import BroadcastMap, OperatorList, OperatorStateBackend
+from flowstate.operators import LocalOperator, commit_checkpoint
+from flowstate.redistribution import Redistribution
+from flowstate.subtask import Subtask, SubtaskConfig
+from flowstate.types import StateSerializer
+
+__all__ = [
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
+    "BroadcastMap",
+    "BulkState",
+    "CheckpointListener",
+    "CheckpointRecord",
+    "CheckpointStorage",
+    "CheckpointedFunction",
+    "Clock",
+    "FlowError",
+    "KeyGroupAssigner",
+    "KeyGroupRange",
+    "KeyedProcessFunction",
+    "KeyedStateBackend",
+    "ListCheckpointed",
+    "ListState",
+    "ListStateDescriptor",
+    "LocalOperator",
+    "MapState",
+    "MapStateDescriptor",
+    "OperatorList",
+    "OperatorStateBackend",
+    "OutputTag",
+    "ReduceFunction",
+    "Reducer",
+    "ReducingState",
+    "ReducingStateDescriptor",
+    "Redistribution",
+    "StateSerializer",
+    "StateTtlConfig",
+    "StateVisibility",
+    "Subtask",
+    "SubtaskConfig",
+    "SubtaskSnapshot",
+    "SystemClock",
+    "TimeDomain",
+    "TtlTime",
+    "UpdateType",
+    "ValueState",
+    "ValueStateDescriptor",
+    "commit_checkpoint",
+    "default_max_parallelism",
+    "key_group_of",
+    "key_group_range_of",
+    "key_grouper",
+    "key_groups_of",
+    "subtask_index_of",
+]

@@ -31,9 +31,10 @@ class MemoryStateFileSystem:
     """Files that live and die with the process; nothing here is shared with another one."""
 
     def __init__(self, root: str, file_system: Any) -> None:
-        self._root = "/" + root.strip("/")
+        # Without a slash at its end, so the root of everything is the empty text.
+        self._root = f"/{root.strip('/')}".rstrip("/")
         self._fs = file_system
-        self.url = f"memory:/{self._root}"
+        self.url = f"memory:/{self._root or '/'}"
 
     @contextmanager
     def open_output(self, path: str) -> Iterator[BinaryIO]:
@@ -77,7 +78,7 @@ class MemoryStateFileSystem:
         top = f"{self._root}/{folder}".rstrip("/") + "/"
         with _STORE_LOCK, store_errors("list", self._where(folder)):
             found = self._fs.find(top.rstrip("/"), detail=True)
-        skip = len(self._root.rstrip("/")) + 1
+        skip = len(self._root) + 1
         return sorted(
             FileEntry(name[skip:], int(info["size"]))
             for name, info in found.items()
@@ -92,7 +93,7 @@ class MemoryStateFileSystem:
                     self._fs.rm_file(full)
 
     def _full(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{check_path(path)}"
+        return f"{self._root}/{check_path(path)}"
 
     def _where(self, path: str) -> str:
-        return f"{self.url.rstrip('/')}/{path}"
+        return f"memory:/{self._root}/{path}"

@@ -24,7 +24,6 @@ from flowstate.storage._port import (
     check_span,
     cut_ranges,
     merge_ranges,
-    store_error,
     store_errors,
 )
 
@@ -205,7 +204,7 @@ class ObjectStoreFileSystem:
         if size < end:
             length = max(0, size - start)
             check_span(self._where(path), start=start, end=end, length_read=length)
-        raise store_error(error, "read", self._where(path), redact=self._redact) from error
+        raise error
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"

@@ -131,7 +131,16 @@ def store_errors(
     except FlowError:
         raise
     except catching as error:
-        raise store_error(error, operation, where, redact=redact) from error
+        # A traceback shows the causes in their own words, so those that tell a secret are cut off.
+        words = "".join(_words(error))
+        cause = error if redact(words) == words else None
+        raise store_error(error, operation, where, redact=redact) from cause
+
+
+def _words(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        yield str(error)
+        error = error.__cause__ or error.__context__
 
 
 def store_error(

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 from flowstate.errors import StoreUnsupportedError
 from flowstate.storage._local import LocalStateFileSystem
@@ -77,6 +76,9 @@ STORES: Mapping[str, Store] = {
 
 # Java writes file:/folder with one slash, so a local URL need not have "//".
 _PROTOCOL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)(?:://|:(?=/))")
+# Azure writes the container before an @, so a user name alone is no secret. A password may have
+# any characters in it, and S3's secret keys do have slashes, so it lasts until the last @.
+_PASSWORD = re.compile(r"(?<=//)([^/@:?#]*):.*@", re.DOTALL)
 
 
 def open_file_system(
@@ -88,9 +90,9 @@ def open_file_system(
     """
     text = os.fspath(url)
     match = _PROTOCOL.match(text)
-    protocol = match.group(1).lower() if match else "file"
+    protocol = _protocol_of(text)
     store = STORES.get(protocol)
-    if store is None or "::" in text.split("://", 1)[0]:
+    if store is None:
         raise StoreUnsupportedError(
             f"state cannot be kept in {_without_secrets(text)}: no exclusive create is known for "
             f"{protocol}://. Use a local path or one of "
@@ -98,6 +100,8 @@ def open_file_system(
         )
     if store.exclusive_create is ExclusiveCreate.HARD_LINK:
         return _open_local(text[match.end() :] if match else text, text, match is not None)
+    # A protocol may be written in any case, but fsspec knows only this one.
+    text = protocol + text[len(protocol) :]
     options = dict(storage_options or {})
     if store.exclusive_create is ExclusiveCreate.PROCESS_LOCK:
         file_system, root = _open_fsspec(text, store, options)
@@ -105,11 +109,29 @@ def open_file_system(
     return _open_object_store(text, store, options)
 
 
+def _protocol_of(text: str) -> str:
+    before, is_url, _ = text.partition("://")
+    if is_url and "::" in before:
+        return before.lower()  # One protocol through another, as in simplecache::s3://bucket.
+    match = _PROTOCOL.match(text)
+    if match:
+        return match.group(1).lower()
+    # State of a whole cluster must not end in a local folder because of two missing slashes.
+    begin, colon, _ = text.partition(":")
+    if colon and begin.lower() in STORES:
+        raise StoreUnsupportedError(
+            f"a location with {begin}: but no slash behind it is neither a URL nor clearly a local "
+            f"path: write {begin}://, or ./ before a path with a colon in its name"
+        )
+    return "file"
+
+
 def _open_local(path: str, text: str, is_url: bool) -> StateFileSystem:
     # "file:" was cut off with its slashes, as many as the pattern took.
     if is_url and not path.startswith("/"):
         raise StoreUnsupportedError(
-            f"{text!r} does not name a local path: write file:///folder, or the path by itself"
+            f"{_without_secrets(text)!r} does not name a local path: write file:///folder, or the "
+            f"path by itself"
         )
     if not path:
         raise StoreUnsupportedError("an empty path names no location for state: give a folder")
@@ -133,17 +155,21 @@ def _open_object_store(text: str, store: Store, options: dict[str, Any]) -> Stat
 def _open_fsspec(text: str, store: Store, options: dict[str, Any]) -> tuple[Any, str]:
     import fsspec
 
+    if "::" in text:
+        raise StoreUnsupportedError(
+            f"{_without_secrets(text)} has :: in it, with which fsspec chains locations. Choose a "
+            f"name without it"
+        )
     try:
         file_system, root = fsspec.core.url_to_fs(text, **options)
     except ImportError as error:
         raise _package_missing(text, store) from error
     except Exception as error:
-        # The client's own words may repeat an option's value, so only its kind is named.
-        kind = type(error)
-        shown = kind.__new__(kind) if issubclass(kind, OSError) else Exception()
-        failure = store_error(shown, "open", _without_secrets(text))
+        # The client's own words may repeat an option's value, so only the error's kind is named,
+        # and it is not chained: a traceback would show the words after all.
+        failure = store_error(error, "open", _without_secrets(text), redact=_kind_only)
         failure.add_note(f"the storage options given were: {', '.join(sorted(options))}")
-        raise failure from error
+        raise failure from None
     return file_system, str(root)
 
 
@@ -168,12 +194,15 @@ def _package_missing(text: str, store: Store) -> StoreUnsupportedError:
     )
 
 
+def _kind_only(error: str) -> str:
+    return error.partition(":")[0]
+
+
 def _has_password(text: str) -> bool:
-    # Azure writes the container before an @, so a user name alone is no secret.
-    return ":" in urlsplit(text).netloc.rpartition("@")[0]
+    return _PASSWORD.search(text) is not None
 
 
 def _without_secrets(text: str) -> str:
     """Return the location without a password, a query or a fragment, for messages."""
-    plain = re.split(r"[?#]", text, maxsplit=1)[0]
-    return re.sub(r"(?<=//)([^/@:]*):[^/@]*@", r"\1:***@", plain)
+    # The password goes first: it may have a ? or a # in it.
+    return re.split(r"[?#]", _PASSWORD.sub(r"\1:***@", text), maxsplit=1)[0]

@@ -1,0 +1,310 @@
+"""Rows in an LMDB environment: point look-ups and scans of one version, changes in one step.
+
+An environment is a cache of what checkpoints hold, so nothing in it needs to survive a crash of
+the machine; it is written without waiting for the disk. Which version it holds stands inside it,
+under the same transaction as the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pyarrow.compute as pc
+
+from flowstate.errors import StorageError, StoreFullError
+from flowstate.keyed.codec import encoded_rows
+from flowstate.rows import RowOp, StateRows
+
+__all__ = ["LmdbSnapshot", "LmdbStore"]
+
+# Opened without buffers a transaction hands out bytes, which its type stubs cannot tell.
+Transaction = Any
+
+_MAP_BYTES_MIN = 1 << 30
+_MAP_BYTES_MAX = 1 << 44
+_READERS_MAX = 1024
+_PUT_ROWS = 65_536
+
+_META = b"\x00meta"
+_PLAIN, _LONG = b"\x01", b"\x02"
+_STATE_ID = struct.Struct(">H")
+_LENGTH = struct.Struct(">I")
+# LMDB's longest key has 511 bytes. A longer row is found by its beginning and its hash, and then
+# stands in full before its value.
+_ROW_BYTES_MAX = 480
+_LONG_HEAD_BYTES = 240
+_LONG_HASH_BYTES = 32
+
+
+class _Environments:
+    """The environments that this process has open: LMDB allows each to be opened only once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._open: dict[str, tuple[lmdb.Environment, int]] = {}
+
+    def acquire(self, folder: str, *, create: bool) -> lmdb.Environment:
+        with self._lock:
+            if self._pid != os.getpid():
+                # What the parent had open before the fork must not be touched here.
+                self._pid, self._open = os.getpid(), {}
+            environment, users = self._open.get(folder) or (
+                _open_environment(folder, create=create),
+                0,
+            )
+            self._open[folder] = (environment, users + 1)
+            return environment
+
+    def release(self, folder: str) -> None:
+        with self._lock:
+            if self._pid != os.getpid() or folder not in self._open:
+                return
+            environment, users = self._open[folder]
+            if users > 1:
+                self._open[folder] = (environment, users - 1)
+            else:
+                del self._open[folder]
+                environment.close()
+
+
+_ENVIRONMENTS = _Environments()
+
+
+def _open_environment(folder: str, *, create: bool) -> lmdb.Environment:
+    if create:
+        os.makedirs(folder, exist_ok=True)
+    data = Path(folder, "data.mdb")
+    size = data.stat().st_size if data.exists() else 0
+    try:
+        environment = lmdb.open(
+            folder,
+            map_size=max(_MAP_BYTES_MIN, 2 * size),
+            max_readers=_READERS_MAX,
+            create=create,
+            sync=False,
+            metasync=False,
+            readahead=False,
+        )
+        # Readers that were killed keep their places, and with them old versions, until found.
+        environment.reader_check()
+    except lmdb.Error as error:
+        raise StorageError(f"cannot open {data}: {error}. Remove it, it is a cache") from error
+    return environment
+
+
+class LmdbStore:
+    """One environment. Several processes may read it while one of them writes."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, create: bool = True) -> None:
+        self._folder = os.path.abspath(folder)
+        self._environment = _ENVIRONMENTS.acquire(self._folder, create=create)
+
+    @property
+    def data_path(self) -> str:
+        """The file that holds the rows."""
+        return os.path.join(self._folder, "data.mdb")
+
+    def snapshot(self) -> LmdbSnapshot:
+        """Open the version that is there now; it stays as it is until it is closed."""
+        try:
+            transaction = self._environment.begin(buffers=False)
+        except lmdb.MapResizedError:
+            # Another process has made the environment larger; 0 takes its size over.
+            self._environment.set_mapsize(0)
+            transaction = self._environment.begin(buffers=False)
+        return LmdbSnapshot(transaction)
+
+    def apply(
+        self, changes: Iterable[Sequence[StateRows]], *, expected: str | None, identity: str
+    ) -> None:
+        """Bring the store from the expected identity to a new one, in one transaction.
+
+        The changes are sets of rows, the later ones newer. Nothing has changed if this raises.
+        """
+        groups = iter(changes)
+        taken: list[Sequence[StateRows]] = []
+        while True:
+            try:
+                self._apply(taken, groups, expected, identity)
+                return
+            except lmdb.MapFullError:
+                self._grow()
+            except lmdb.DiskError as error:
+                raise StoreFullError(
+                    f"cannot write {self.data_path}: {error}. Free space on the local disk"
+                ) from error
+            except lmdb.Error as error:
+                raise StorageError(f"cannot write {self.data_path}: {error}") from error
+
+    def _apply(
+        self,
+        taken: list[Sequence[StateRows]],
+        groups: Iterator[Sequence[StateRows]],
+        expected: str | None,
+        identity: str,
+    ) -> None:
+        # What was taken from the iterator is kept until the transaction is through, because a
+        # full map means to do it all again in a larger one.
+        with self._environment.begin(write=True) as transaction:
+            meta = _read_meta(transaction)
+            if meta["identity"] != expected:
+                raise StorageError(
+                    f"{self._folder} holds version {meta['identity']!r} and not {expected!r}: "
+                    f"another process has advanced it"
+                )
+            for rows in taken:
+                _write_all(transaction, meta, rows)
+            for rows in groups:
+                taken.append(rows)
+                _write_all(transaction, meta, rows)
+            meta["identity"] = identity
+            transaction.put(_META, json.dumps(meta).encode())
+
+    def _grow(self) -> None:
+        size = self._environment.info()["map_size"] * 2
+        if size > _MAP_BYTES_MAX:
+            raise StoreFullError(f"{self.data_path} has outgrown {_MAP_BYTES_MAX} bytes")
+        self._environment.set_mapsize(size)
+
+    def close(self) -> None:
+        """Let go of the environment. Snapshots must be closed before."""
+        _ENVIRONMENTS.release(self._folder)
+
+
+class LmdbSnapshot:
+    """One version of the rows: a ``BaseStore``."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        meta = _read_meta(transaction)
+        self.identity: str | None = meta["identity"]
+        self._ids: dict[str, bytes] = {
+            name: _STATE_ID.pack(number) for name, number in meta["states"].items()
+        }
+        self._has_long_rows: bool = meta["long"]
+
+    def get(self, state: str, row: bytes) -> bytes | None:
+        number = self._ids.get(state)
+        if number is None:
+            return None
+        if len(row) <= _ROW_BYTES_MAX:
+            found: bytes | None = self._transaction.get(_PLAIN + number + row)
+            return found
+        return _long_value(self._transaction.get(_long_key(number, row)), row)
+
+    def get_many(self, state: str, rows: Sequence[bytes]) -> list[bytes | None]:
+        number = self._ids.get(state)
+        if number is None:
+            return [None] * len(rows)
+        get, head = self._transaction.get, _PLAIN + number
+        return [
+            get(head + row) if len(row) <= _ROW_BYTES_MAX else self.get(state, row) for row in rows
+        ]
+
+    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        number = self._ids.get(state)
+        if number is None:
+            return iter(())
+        plain = _scan(self._transaction, _PLAIN + number + prefix, skip=len(_PLAIN + number))
+        if not self._has_long_rows:
+            return plain
+        long_rows = sorted(_scan_long(self._transaction, number, prefix))
+        return heapq.merge(plain, long_rows)
+
+    def close(self) -> None:
+        """Let go of this version."""
+        self._transaction.abort()
+
+
+def _read_meta(transaction: Transaction) -> dict[str, Any]:
+    stored = transaction.get(_META)
+    if stored is None:
+        return {"identity": None, "states": {}, "long": False}
+    meta: dict[str, Any] = json.loads(bytes(stored))
+    return meta
+
+
+def _scan(transaction: Transaction, start: bytes, *, skip: int) -> Iterator[tuple[bytes, bytes]]:
+    with transaction.cursor() as cursor:
+        if not cursor.set_range(start):
+            return
+        for key, value in cursor:
+            if not key.startswith(start):
+                return
+            yield key[skip:], value
+
+
+def _scan_long(
+    transaction: Transaction, number: bytes, prefix: bytes
+) -> Iterator[tuple[bytes, bytes]]:
+    start = _LONG + number + prefix[:_LONG_HEAD_BYTES]
+    for _, stored in _scan(transaction, start, skip=0):
+        length = _LENGTH.unpack_from(stored)[0]
+        row = stored[_LENGTH.size : _LENGTH.size + length]
+        if row.startswith(prefix):
+            yield row, stored[_LENGTH.size + length :]
+
+
+def _long_key(number: bytes, row: bytes) -> bytes:
+    digest = hashlib.blake2b(row, digest_size=_LONG_HASH_BYTES).digest()
+    return _LONG + number + row[:_LONG_HEAD_BYTES] + digest
+
+
+def _long_value(stored: bytes | None, row: bytes) -> bytes | None:
+    if stored is None or not stored[_LENGTH.size :].startswith(row):
+        return None
+    return stored[_LENGTH.size + len(row) :]
+
+
+def _write_all(transaction: Transaction, meta: dict[str, Any], states: Sequence[StateRows]) -> None:
+    for rows in states:
+        number = _STATE_ID.pack(meta["states"].setdefault(rows.name, len(meta["states"])))
+        for prefix in _cleared(rows):
+            _delete_prefix(transaction, number, prefix)
+        _write_rows(transaction, meta, number, rows)
+
+
+def _cleared(rows: StateRows) -> list[bytes]:
+    table = rows.table.filter(pc.equal(rows.table["op"], RowOp.CLEAR.value))
+    cleared = StateRows(rows.name, rows.kind, table)
+    return [row for _, row, _ in encoded_rows(cleared)] if len(table) else []
+
+
+def _delete_prefix(transaction: Transaction, number: bytes, prefix: bytes) -> None:
+    plain = [key for key, _ in _scan(transaction, _PLAIN + number + prefix, skip=0)]
+    long_rows = [_long_key(number, row) for row, _ in _scan_long(transaction, number, prefix)]
+    for key in plain + long_rows:
+        transaction.delete(key)
+
+
+def _write_rows(
+    transaction: Transaction, meta: dict[str, Any], number: bytes, rows: StateRows
+) -> None:
+    head = _PLAIN + number
+    items = encoded_rows(rows)
+    while chunk := list(islice(items, _PUT_ROWS)):
+        puts = []
+        for op, row, value in chunk:
+            key = head + row
+            if len(row) > _ROW_BYTES_MAX:
+                meta["long"] = True
+                key, value = _long_key(number, row), _LENGTH.pack(len(row)) + row + value
+            if op == RowOp.PUT:
+                puts.append((key, value))
+            elif op == RowOp.DELETE:
+                transaction.delete(key)
+        # Sorted puts touch each page once.
+        puts.sort()
+        with transaction.cursor() as cursor:
+            cursor.putmulti(puts)

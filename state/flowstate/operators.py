@@ -1,0 +1,218 @@
+"""An operator's checkpoints: the snapshots of its subtasks become one record.
+
+``commit_checkpoint`` is for runtimes whose subtasks are spread over processes. ``LocalOperator``
+keeps all subtasks in one process: for scripts, for tests, and for looking at state.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowstate.checkpoint import (
+    CheckpointRecord,
+    CheckpointStorage,
+    CheckpointSupersededError,
+    Committed,
+    SubtaskSnapshot,
+)
+from flowstate.clock import Clock, SystemClock
+from flowstate.errors import StateRegistrationError
+from flowstate.key_groups import KeyGroupAssigner, key_grouper, subtask_index_of
+from flowstate.keys import KeyType
+from flowstate.subtask import OperatorDescription, Subtask, SubtaskConfig
+
+__all__ = ["LocalOperator", "commit_checkpoint"]
+
+
+def commit_checkpoint(
+    storage: CheckpointStorage,
+    snapshots: Sequence[SubtaskSnapshot],
+    descriptions: Sequence[OperatorDescription],
+    *,
+    parent: CheckpointRecord | None,
+    run: str,
+    batch_id: int | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
+) -> Committed:
+    """Create the record that follows the parent, or return the one that another has created."""
+    described = _combined(descriptions)
+    record = CheckpointRecord(
+        checkpoint_id=1 if parent is None else parent.checkpoint_id + 1,
+        parent_id=None if parent is None else parent.checkpoint_id,
+        parent_digest=None if parent is None else parent.digest,
+        batch_id=batch_id,
+        run=run,
+        parallelism=len(snapshots),
+        max_parallelism=described.max_parallelism,
+        assigner=described.assigner,
+        key_type=described.key_type,
+        keyed_states=described.keyed_states,
+        operator_states=described.operator_states,
+        subtasks=tuple(sorted(snapshots, key=lambda snapshot: snapshot.subtask_index)),
+        attributes=dict(attributes or {}),
+        created_ms=(clock or SystemClock()).now_ms(),
+    )
+    return storage.commit(record)
+
+
+def _combined(descriptions: Sequence[OperatorDescription]) -> OperatorDescription:
+    """Return what all subtasks say together; a subtask need not have registered every state."""
+    first = descriptions[0]
+    keyed: dict[str, dict[str, Any]] = {}
+    operator: dict[str, dict[str, Any]] = {}
+    for description in descriptions:
+        _combine(keyed, description.keyed_states)
+        _combine(operator, description.operator_states)
+    return OperatorDescription(
+        max_parallelism=first.max_parallelism,
+        assigner=first.assigner,
+        key_type=first.key_type,
+        keyed_states=dict(sorted(keyed.items())),
+        operator_states=dict(sorted(operator.items())),
+    )
+
+
+def _combine(into: dict[str, dict[str, Any]], found: Mapping[str, dict[str, Any]]) -> None:
+    for name, meta in found.items():
+        known = into.setdefault(name, meta)
+        roles = ("kind", "value", "map_key", "mode")
+        if any(known.get(role) != meta.get(role) for role in roles):
+            raise StateRegistrationError(
+                f"state {name!r} was registered with different kinds or types by different "
+                f"subtasks: all subtasks must run the same function"
+            )
+
+
+class LocalOperator:
+    """All subtasks of one operator, in this process.
+
+    It starts from the newest checkpoint below its URL, at whatever parallelism that was written,
+    or from a checkpoint or savepoint elsewhere (``restore_from``), or from nothing.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        parallelism: int,
+        key_type: Any = None,
+        max_parallelism: int | None = None,
+        assigner: KeyGroupAssigner = KeyGroupAssigner.FLINK,
+        restore_from: str | os.PathLike[str] | None = None,
+        working_folder: str | os.PathLike[str] | None = None,
+        checkpoints_retained: int = 2,
+        storage_options: Mapping[str, Any] | None = None,
+        storage: CheckpointStorage | None = None,
+        clock: Clock | None = None,
+        compact: bool = True,
+    ) -> None:
+        self.storage = storage or CheckpointStorage(url, storage_options)
+        self.parallelism = parallelism
+        self._retained = checkpoints_retained
+        self._clock = clock or SystemClock()
+        self.run = uuid.uuid4().hex
+        self._record = self.storage.latest()
+        restored, source = self._record, self.storage
+        if restored is None and restore_from is not None:
+            source, restored = CheckpointStorage.resolve(restore_from, storage_options)
+        self.subtasks = [
+            Subtask(
+                self.storage,
+                SubtaskConfig(
+                    subtask_index=index,
+                    parallelism=parallelism,
+                    max_parallelism=max_parallelism,
+                    key_type=key_type,
+                    assigner=assigner,
+                    run=self.run,
+                    working_folder=working_folder,
+                    compact=compact,
+                ),
+                restored=restored,
+                restored_from=source,
+                clock=clock,
+            )
+            for index in range(parallelism)
+        ]
+        self.max_parallelism = self.subtasks[0].max_parallelism
+        self._group_of = None
+        if key_type is not None:
+            self._keys = KeyType(key_type)
+            self._group_of = key_grouper(
+                self._keys.arrow, max_parallelism=self.max_parallelism, assigner=assigner
+            )
+
+    @property
+    def record(self) -> CheckpointRecord | None:
+        """The newest checkpoint of this operator."""
+        return self._record
+
+    def subtask_of(self, key: Any) -> Subtask:
+        """Return the subtask that owns a key, with the key set."""
+        if self._group_of is None:
+            raise StateRegistrationError("this operator has no keyed state: give it a key_type")
+        canonical = self._keys.canonical(key)
+        index = subtask_index_of(
+            self._group_of(canonical),
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+        )
+        subtask = self.subtasks[index]
+        subtask.keyed.set_canonical_key(canonical)
+        return subtask
+
+    def checkpoint(self, attributes: Mapping[str, Any] | None = None) -> CheckpointRecord:
+        """Take a checkpoint, retire old ones, and remove what nothing refers to any more."""
+        checkpoint_id = 1 if self._record is None else self._record.checkpoint_id + 1
+        taken: list[Subtask] = []
+        try:
+            snapshots = []
+            for subtask in self.subtasks:
+                snapshots.append(subtask.snapshot(checkpoint_id))
+                taken.append(subtask)
+            committed = commit_checkpoint(
+                self.storage,
+                snapshots,
+                [subtask.describe() for subtask in self.subtasks],
+                parent=self._record,
+                run=self.run,
+                batch_id=checkpoint_id,
+                attributes=attributes,
+                clock=self._clock,
+            )
+            if not committed.won:
+                raise self._lost_to(committed.record)
+        except Exception:
+            for subtask in taken:
+                subtask.notify_checkpoint_aborted(checkpoint_id)
+            raise
+        self._record = committed.record
+        for subtask in self.subtasks:
+            subtask.notify_checkpoint_complete(checkpoint_id)
+        self.storage.retain(self._retained)
+        self.storage.sweep(checkpoint_id)
+        return committed.record
+
+    def _lost_to(self, winner: CheckpointRecord) -> CheckpointSupersededError:
+        if winner.run == self.run:
+            why = "an attempt of this run whose outcome was unknown: open the operator anew"
+        else:
+            why = f"run {winner.run!r}: two runs share one location, stop one of them"
+        return CheckpointSupersededError(
+            f"checkpoint {winner.checkpoint_id} below {self.storage.url} was committed by {why}"
+        )
+
+    def close(self) -> None:
+        """Let go of local working state; what was not checkpointed is gone."""
+        for subtask in self.subtasks:
+            subtask.close()
+
+    def __enter__(self) -> LocalOperator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
