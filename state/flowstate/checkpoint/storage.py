@@ -31,6 +31,7 @@ from flowstate.errors import (
     SnapshotCorruptError,
     SnapshotMissingError,
     StorageError,
+    StoreUnavailableError,
 )
 from flowstate.storage._port import FileEntry, StateFileSystem
 from flowstate.storage.filesystems import open_file_system
@@ -142,7 +143,13 @@ class CheckpointStorage:
         only because retention had removed its checkpoint.
         """
         path = names.record_path(record.checkpoint_id)
-        created = self.file_system.create_exclusively(path, encode_record(record))
+        try:
+            created = self.file_system.create_exclusively(path, encode_record(record))
+        except StoreUnavailableError:
+            # It may have been created all the same. Only if it is there for sure this goes on.
+            if self._read_if_there(record.checkpoint_id) is None:
+                raise
+            created = False
         if not created:
             standing = self._read_if_there(record.checkpoint_id)
             if standing is None:
