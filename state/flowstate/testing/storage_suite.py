@@ -59,18 +59,22 @@ _NAMES = [
 
 _UNSAFE_PATHS = [
     pytest.param("/file", id="absolute"),
-    pytest.param("//file", id="two-slashes"),
     pytest.param("folder/", id="slash-last"),
     pytest.param("folder//file", id="empty-part"),
     pytest.param(".", id="dot"),
-    pytest.param("./file", id="dot-first"),
     pytest.param("folder/./file", id="dot-inside"),
     pytest.param("..", id="dots"),
     pytest.param("../file", id="dots-first"),
     pytest.param("folder/../../file", id="dots-inside"),
-    pytest.param("folder/..", id="dots-last"),
     pytest.param("folder\\file", id="backslash"),
     pytest.param("fi\0le", id="nul"),
+]
+
+# While folder/file is the only file.
+_NO_FILES = [
+    pytest.param("folder", id="a-folder"),
+    pytest.param("folder/file/below", id="below-a-file"),
+    pytest.param("folder/fil", id="the-beginning-of-a-name"),
 ]
 
 _RANGES = [
@@ -133,20 +137,11 @@ class FileSystemSuite(ABC):
         files.delete([path, f"{path}-created"])
         assert files.list("") == []
 
-    def test_names_that_differ_only_in_case_are_two_files(self, files: StateFileSystem) -> None:
-        files.write("file", b"small")
-        files.write("FILE", b"capital")
-
-        assert files.read("file") == b"small"
-        assert files.read("FILE") == b"capital"
-
-    @pytest.mark.parametrize(
-        "after", [pytest.param(b"after", id="shorter"), pytest.param(b"a" * 5000, id="longer")]
-    )
+    @pytest.mark.parametrize("after", [b"shorter", b"longer" * 100], ids=["shorter", "longer"])
     def test_a_writer_may_write_its_own_file_again(
         self, files: StateFileSystem, after: bytes
     ) -> None:
-        files.write("file", b"before " * 100)
+        files.write("file", b"before " * 50)
         files.write("file", after)
 
         assert files.read("file") == after
@@ -200,12 +195,6 @@ class FileSystemSuite(ABC):
             output.write(buffer)
 
         assert files.read("file") == b"first second"
-
-    def test_an_output_only_writes(self, files: StateFileSystem) -> None:
-        with files.open_output("file") as output:
-            assert output.writable()
-            assert not output.readable()
-            assert not output.seekable()
 
     def test_two_outputs_at_a_time_do_not_mix(self, files: StateFileSystem) -> None:
         with files.open_output("folder/one") as one, files.open_output("folder/two") as two:
@@ -360,14 +349,7 @@ class FileSystemSuite(ABC):
             assert caught.value.path == f"{files.url}/folder/file"
             assert caught.value.path in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "path",
-        [
-            pytest.param("folder", id="a-folder"),
-            pytest.param("folder/file/below", id="below-a-file"),
-            pytest.param("folder/fil", id="the-beginning-of-a-name"),
-        ],
-    )
+    @pytest.mark.parametrize("path", _NO_FILES)
     def test_what_is_no_file_is_missing(self, files: StateFileSystem, path: str) -> None:
         files.write("folder/file", b"data")
 
@@ -439,17 +421,9 @@ class FileSystemSuite(ABC):
         for length, path in enumerate(["folder/b", "folder/a/deep/file", "top", "other/x"]):
             files.write(path, b"x" * length)
 
-        assert files.list("folder") == [
-            FileEntry("folder/a/deep/file", 1),
-            FileEntry("folder/b", 0),
-        ]
+        assert files.list("folder") == [("folder/a/deep/file", 1), ("folder/b", 0)]
         assert files.list("folder/a") == [FileEntry("folder/a/deep/file", 1)]
-        assert [entry.path for entry in files.list("")] == [
-            "folder/a/deep/file",
-            "folder/b",
-            "other/x",
-            "top",
-        ]
+        assert [size for _, size in files.list("")] == [1, 0, 3, 2]
 
     def test_a_listing_is_sorted_by_the_whole_path(self, files: StateFileSystem) -> None:
         # A folder's name sorts with its slash: between "a-b" and "a0", not before or behind both.
@@ -485,11 +459,7 @@ class FileSystemSuite(ABC):
         theirs.delete(["folder/one", "folder/two"])
         seen.append(ours.list("folder"))
 
-        one, two, longer = (
-            FileEntry("folder/one", 1),
-            FileEntry("folder/two", 1),
-            FileEntry("folder/one", 6),
-        )
+        one, two, longer = ("folder/one", 1), ("folder/two", 1), ("folder/one", 6)
         assert seen == [[], [one], [one, two], [longer, two], []]
 
     def test_a_listing_shows_temporary_files_that_a_crash_left(
@@ -529,51 +499,24 @@ class FileSystemSuite(ABC):
     def test_a_delete_may_be_repeated(self, files: StateFileSystem) -> None:
         files.write("folder/file", b"data")
         for _ in range(3):
-            files.delete(["folder/file", "folder/never", "no/such/folder/file"])
+            files.delete(["folder/file", "folder/file", "folder/never", "no/such/folder/file"])
 
         assert files.list("") == []
-
-    def test_a_delete_of_one_name_twice_deletes_it(self, files: StateFileSystem) -> None:
-        files.write("folder/file", b"data")
-        files.delete(["folder/file", "folder/file"])
-
-        assert files.list("") == []
-
-    def test_a_delete_of_nothing_does_nothing(self, files: StateFileSystem) -> None:
-        files.write("file", b"data")
-        files.delete([])
-
-        assert files.read("file") == b"data"
 
     def test_a_delete_takes_any_iterable(self, files: StateFileSystem) -> None:
         for number in range(40):
             files.write(f"folder/{number}", b"")
+        files.delete([])
         files.delete(f"folder/{number}" for number in range(39))
 
         assert files.list("") == [FileEntry("folder/39", 0)]
 
-    @pytest.mark.parametrize(
-        "path",
-        [
-            pytest.param("folder", id="a-folder"),
-            pytest.param("folder/file/below", id="below-a-file"),
-            pytest.param("folder/fil", id="the-beginning-of-a-name"),
-        ],
-    )
+    @pytest.mark.parametrize("path", _NO_FILES)
     def test_a_delete_leaves_what_is_no_file_alone(self, files: StateFileSystem, path: str) -> None:
         files.write("folder/file", b"data")
         files.delete([path])
 
         assert files.read("folder/file") == b"data"
-
-    def test_a_folder_whose_files_were_deleted_takes_files_again(
-        self, files: StateFileSystem
-    ) -> None:
-        files.write("upper/folder/file", b"before")
-        files.delete(["upper/folder/file"])
-        files.write("upper/folder/file", b"after")
-
-        assert files.read("upper/folder/file") == b"after"
 
     def test_a_name_that_was_a_folder_may_become_a_file(self, files: StateFileSystem) -> None:
         files.write("name/file", b"below")

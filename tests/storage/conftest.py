@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+# The suite is no test module by its name, but its asserts are to explain themselves too.
+pytest.register_assert_rewrite("flowstate.testing.storage_suite")
+
+_BUCKET_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class S3Location:
+    """A folder in a bucket of its own, and the options that open it."""
+
+    url: str
+    options: dict[str, Any] = field(repr=False)
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, Any]]:
+    """Start a server with S3's interface in this process; return how to reach it."""
+    from moto.server import ThreadedMotoServer
+
+    with pytest.MonkeyPatch.context() as environment:
+        # Neither a developer's own settings nor a proxy may come between us and the server.
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            environment.delenv(name, raising=False)
+        environment.setenv("AWS_CONFIG_FILE", "/dev/null")
+        environment.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        environment.setenv("NO_PROXY", "127.0.0.1")
+        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield {
+            "key": "access-key-of-the-tests",
+            "secret": "secret-key-of-the-tests",
+            "endpoint_url": f"http://{host}:{port}",
+            # Not us-east-1, the one region that may not be named when a bucket is made in it.
+            "client_kwargs": {"region_name": "eu-central-1"},
+        }
+        server.stop()
+
+
+@pytest.fixture
+def s3_location(s3_options: dict[str, Any]) -> S3Location:
+    """Make a bucket."""
+    import s3fs
+
+    bucket = f"bucket-{next(_BUCKET_NUMBERS)}"
+    s3fs.S3FileSystem(**s3_options).mkdir(bucket)
+    return S3Location(f"s3://{bucket}/state", s3_options)
