@@ -19,11 +19,12 @@
     │   ├── SnapshotCorruptError     checksum, size or contents are wrong
     │   ├── SnapshotMissingError     a file that a record refers to is gone
     │   ├── FormatVersionError       written by a newer version
-    │   └── UnsafeNameError          a name or handle that would leave its root
+    │   └── UnsafeNameError          a name or handle that would leave its root (also a ValueError)
     └── StorageError                 the store itself
         ├── StoreUnsupportedError    a store without an exclusive create
         ├── StoreFullError           no space left
-        └── StoreUnavailableError    the store failed; the operation may be repeated
+        ├── StoreUnavailableError    the store failed; the operation may be repeated
+        └── CheckpointSupersededError  a checkpoint came too late: others have gone on without it
 
 A message starts with a code in brackets, names what is at fault, and says what to do. Errors keep
 their arguments through pickle, because Spark moves them between processes.
@@ -35,6 +36,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "CheckpointNotFoundError",
+    "CheckpointSupersededError",
     "FlowError",
     "FormatVersionError",
     "KeyGroupError",
@@ -167,7 +169,8 @@ class SnapshotCorruptError(SnapshotError):
         self.path, self.what, self.expected, self.actual = path, what, expected, actual
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_corrupt, (self.path, self.what, self.expected, self.actual)
+        fields = (self.path, self.what, self.expected, self.actual)
+        return _rebuild_corrupt, fields, self.__dict__
 
 
 def _rebuild_corrupt(path: str, what: str, expected: Any, actual: Any) -> SnapshotCorruptError:
@@ -222,3 +225,13 @@ class StoreUnavailableError(StorageError):
     """The store failed. Nothing was committed: the operation may be repeated as it is."""
 
     code = "FLOWSTATE_STORE_UNAVAILABLE"
+
+
+class CheckpointSupersededError(StorageError):
+    """A checkpoint came too late: its chain has gone on without it.
+
+    The committer is left over from an earlier run or attempt. Nothing of it is kept; let it end,
+    and do not repeat the commit.
+    """
+
+    code = "FLOWSTATE_SUPERSEDED"

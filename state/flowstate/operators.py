@@ -14,12 +14,11 @@ from typing import Any
 from flowstate.checkpoint import (
     CheckpointRecord,
     CheckpointStorage,
-    CheckpointSupersededError,
     Committed,
     SubtaskSnapshot,
 )
 from flowstate.clock import Clock, SystemClock
-from flowstate.errors import StateRegistrationError
+from flowstate.errors import CheckpointSupersededError, StateRegistrationError
 from flowstate.key_groups import KeyGroupAssigner, key_grouper, subtask_index_of
 from flowstate.keys import KeyType
 from flowstate.subtask import OperatorDescription, Subtask, SubtaskConfig

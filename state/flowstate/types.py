@@ -334,10 +334,10 @@ def _int_converter(arrow: pa.DataType) -> Convert:
     limit = 1 << (arrow.bit_width - 1)
 
     def convert(value: Any) -> int:
-        if type(value) is not int:
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise _misfit(value, arrow)
-            value = int(value)
+        if type(value) is int and -limit <= value < limit:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise _misfit(value, arrow)
         if not -limit <= value < limit:
             raise StateTypeError(f"{value} is out of the range of type {arrow}")
         return int(value)
@@ -362,6 +362,8 @@ def _float_converter(arrow: pa.DataType) -> Convert:
 
 def _text_converter(arrow: pa.DataType) -> Convert:
     def convert(value: Any) -> str:
+        if type(value) is str and value.isascii():
+            return value
         if not isinstance(value, str):
             raise _misfit(value, arrow)
         if not value.isascii():

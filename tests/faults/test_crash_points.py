@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from flowstate.checkpoint import CheckpointSupersededError
-from flowstate.errors import FlowError
+from flowstate.errors import CheckpointSupersededError, FlowError
 from flowstate.storage.filesystems import StateFileSystem, open_file_system
 from flowstate.testing.faults import (
     Fault,

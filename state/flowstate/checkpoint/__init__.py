@@ -29,7 +29,6 @@ from flowstate.checkpoint.record import (
 )
 from flowstate.checkpoint.storage import (
     CheckpointStorage,
-    CheckpointSupersededError,
     Committed,
     Swept,
 )
@@ -48,7 +47,6 @@ __all__ = [
     "RECORD_FORMAT",
     "CheckpointRecord",
     "CheckpointStorage",
-    "CheckpointSupersededError",
     "Committed",
     "Convert",
     "FileHandle",

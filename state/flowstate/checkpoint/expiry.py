@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flowstate.checkpoint.writing import sort_by_group
-from flowstate.rows import StateKind, StateRows
+from flowstate.rows import NO_TIMESTAMP, RowOp, StateKind, StateRows
 
 __all__ = ["drop_expired"]
 
@@ -18,33 +18,42 @@ _INT64_MIN = -(1 << 63)
 _Mask = npt.NDArray[np.bool_]
 
 
-def drop_expired(rows: StateRows, *, ttl_ms: int, now_ms: int) -> StateRows:
+def drop_expired(
+    rows: StateRows, *, ttl_ms: int, now_ms: int, unstamped_ms: int | None = None
+) -> StateRows:
     """Return the rows that are still alive: those whose time plus the TTL is after now.
 
-    The sum does not overflow but stops at the largest time. A row or an element without a time
-    does not expire, nor does a deletion. Of a list the single elements expire, and a chunk goes
-    with its last element.
+    The sum does not overflow but stops at the largest time. Rows from before the state had a TTL
+    count as of ``unstamped_ms``, or do not expire without it. What was stamped before any event
+    time was known (``NO_TIMESTAMP``) does not expire, nor does a deletion. Of a list the single
+    elements expire, and a chunk goes with its last element.
     """
-    if "ts" not in rows.table.column_names:
+    table = rows.table
+    if "ts" not in table.column_names:
         return rows
+    if unstamped_ms is not None and unstamped_ms + ttl_ms <= now_ms:
+        stamped = pc.is_valid(table.column("ts"))
+        deletion = pc.not_equal(table.column("op"), pa.scalar(RowOp.PUT.value, pa.uint8()))
+        table = table.filter(pc.or_(stamped, deletion))
     if rows.kind is StateKind.LIST:
-        table = _drop_elements(rows.table, ttl_ms=ttl_ms, now_ms=now_ms)
+        table = _drop_elements(table, ttl_ms=ttl_ms, now_ms=now_ms)
     else:
-        times = rows.table.column("ts").combine_chunks()
-        table = _filter(rows.table, _alive(times, ttl_ms=ttl_ms, now_ms=now_ms))
+        times = table.column("ts").combine_chunks()
+        table = _filter(table, _alive(times, ttl_ms=ttl_ms, now_ms=now_ms))
     return StateRows(rows.name, rows.kind, table)
 
 
 def _alive(times: pa.Array, *, ttl_ms: int, now_ms: int) -> _Mask:
+    unknown = pc.equal(times, pa.scalar(NO_TIMESTAMP, pa.int64())).fill_null(True)
     if now_ms >= _INT64_MAX:
         # Every sum is at most the largest time, so all that has a time has expired.
-        return np.asarray(times.is_null())
+        return np.asarray(unknown)
     # ts + ttl <= now is ts <= now - ttl, which Python computes without an overflow.
     last_expired = now_ms - ttl_ms
     if last_expired < _INT64_MIN:
         return np.ones(len(times), np.bool_)
     alive = pc.greater(times, pa.scalar(last_expired, pa.int64())).fill_null(True)
-    return np.asarray(alive)
+    return np.asarray(pc.or_(alive, unknown))
 
 
 def _filter(table: pa.Table, mask: _Mask) -> pa.Table:

@@ -116,7 +116,8 @@ def _merged_section(
             sets = [StateRows(name, kind, part) for part in (*parts, schema.empty_table())]
             rows = merge_rows(sets, drop_tombstones=plan.full, convert=convert)
             if plan.full and ttl_ms is not None and now_ms is not None:
-                rows = drop_expired(rows, ttl_ms=ttl_ms, now_ms=now_ms)
+                since = meta.get("ttl_since_ms")
+                rows = drop_expired(rows, ttl_ms=ttl_ms, now_ms=now_ms, unstamped_ms=since)
             yield rows.table
 
     return KeyedSection(name, kind, schema, tables())

@@ -26,6 +26,7 @@ __all__ = [
     "decode_snapshot",
     "encode_record",
     "encode_snapshot",
+    "map_files",
 ]
 
 RECORD_FORMAT = 1

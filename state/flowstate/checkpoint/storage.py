@@ -28,6 +28,7 @@ from flowstate.checkpoint.verification import VerifyReport, verify_record
 from flowstate.checkpoint.writing import KeyedSection, ListSection, write_state_file
 from flowstate.errors import (
     CheckpointNotFoundError,
+    CheckpointSupersededError,
     SnapshotCorruptError,
     SnapshotMissingError,
     StorageError,
@@ -39,7 +40,6 @@ from flowstate.storage.filesystems import open_file_system
 __all__ = [
     "TASK_OWNED_FOLDER",
     "CheckpointStorage",
-    "CheckpointSupersededError",
     "Committed",
     "Swept",
 ]
@@ -47,16 +47,6 @@ __all__ = [
 TASK_OWNED_FOLDER = "taskowned"
 
 _COPY_BYTES = 8 << 20
-
-
-class CheckpointSupersededError(StorageError):
-    """A checkpoint came too late: its chain has gone on without it.
-
-    The committer is left over from an earlier run or attempt. Nothing of it is kept; let it end,
-    and do not repeat the commit.
-    """
-
-    code = "FLOWSTATE_SUPERSEDED"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from flowstate.keyed.states import (
     AggregatingState,
     ListState,
     MapState,
+    PlainValueState,
     ReducingState,
     State,
     ValueState,
@@ -300,8 +301,9 @@ class KeyedStateBackend:
     def _single(self, descriptor: StateDescriptor, namespace: KeyType | None) -> State:
         table = SingleTable(*self._table_parts(descriptor, namespace))
         self._load(table)
+        plain = namespace is None and descriptor.live_ttl is None
         kind: Any = {
-            StateKind.VALUE: ValueState,
+            StateKind.VALUE: PlainValueState if plain else ValueState,
             StateKind.REDUCING: ReducingState,
             StateKind.AGGREGATING: AggregatingState,
         }[descriptor.kind]

@@ -177,6 +177,29 @@ class ValueState(_SingleState, Generic[T]):
         return self._user(self._physical(default))  # type: ignore[no-any-return]
 
 
+class PlainValueState(ValueState[T]):
+    """A value state without TTL and namespaces: the same, with fewer steps on the way."""
+
+    def value(self) -> T | None:
+        table = self._table
+        try:
+            value = table.entries[self._context.key]
+        except KeyError:
+            value = table.get(self._slot())
+        if value is ABSENT:
+            return self._default()
+        return self._user(value)  # type: ignore[no-any-return]
+
+    def update(self, value: T | None) -> None:
+        key = self._context.key
+        if key is NO_KEY or value is None:
+            super().update(value)
+            return
+        table = self._table
+        table.entries[key] = self._checked(value)
+        table.dirty[key] = None
+
+
 class ReducingState(_SingleState, Generic[T]):
     """One value per key, into which each added one is reduced."""
 

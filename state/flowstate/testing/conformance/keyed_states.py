@@ -1,0 +1,347 @@
+"""Scripts of keyed state: operations with a clock, snapshots, and restores as something else."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flowstate.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    StateTtlConfig,
+    StateVisibility,
+    UpdateType,
+    ValueStateDescriptor,
+)
+from flowstate.errors import (
+    FlowError,
+    RestoreError,
+    StateError,
+    StateRegistrationError,
+    StateTypeError,
+)
+from flowstate.functions import AggregateFunction
+from flowstate.keyed.backend import KeyedStateBackend
+from flowstate.operators import LocalOperator
+from flowstate.testing.clock import ManualClock
+from flowstate.testing.conformance.keyed_operations import perform, reading
+from flowstate.testing.conformance.literals import Literals, key_type_of, split_op
+from flowstate.testing.conformance.trial import (
+    VOID,
+    Json,
+    Mismatch,
+    Trial,
+    VectorError,
+    attempt,
+    expect,
+    expect_outcome,
+    field_of,
+    is_refusal,
+    unordered,
+)
+
+__all__ = ["is_case", "replay"]
+
+_NAME = "s"
+_REDUCTIONS = ("reducing", "aggregating")
+_INCREMENTALLY = re.compile(r"incremental_(\d+)")
+# How many entries Flink's background clean-up looks at for each access, unless told otherwise.
+_BACKGROUND_ENTRIES = 5
+
+_ADD_NULL = (
+    "add(null) of a reducing or aggregating state is refused and changes nothing: Flink's heap "
+    "backend clears the state without a word, RocksDB hands the null to the user's function"
+)
+_OTHER_TYPE = (
+    "a name registered again with another type is refused: Flink returns the first state and "
+    "never compares the types"
+)
+_SEEN_ONCE = (
+    "an expired value that may be returned is returned once: Flink's RocksDB backend does so, its "
+    "heap backend cleans up in the background before each access and may hide it"
+)
+
+
+def is_case(case: Mapping[str, Json]) -> bool:
+    """Say whether a case is such a script."""
+    return "descriptor" in case and "steps" in case
+
+
+def replay(case: Mapping[str, Json], trial: Trial) -> None:
+    """Replay a script."""
+    script = _Script(case, trial)
+    for number, step in enumerate(_asserted_steps(case, trial), start=1):
+        script.step(f"step {number}, {step.get('op')}", step)
+
+
+def _asserted_steps(case: Mapping[str, Json], trial: Trial) -> list[Mapping[str, Json]]:
+    """Return the steps of the heap backend, except where those of RocksDB are the rule here."""
+    steps: list[Mapping[str, Json]] = field_of(case, "steps")
+    rocksdb: list[Mapping[str, Json]] | None = case.get("steps_rocksdb")
+    if rocksdb is None:
+        return steps
+    if _has_visible_cleanup(case, steps):
+        trial.differs(_SEEN_ONCE)
+        return rocksdb
+    if any(_is_null_reduced(case["descriptor"], step) for step in steps):
+        trial.differs(_ADD_NULL)
+        return rocksdb
+    return steps
+
+
+def _has_visible_cleanup(case: Mapping[str, Json], steps: list[Mapping[str, Json]]) -> bool:
+    """Say whether background clean-up shows: expired values may be returned while it is on.
+
+    A restore that changes the visibility counts in any case.
+    """
+    first = case["descriptor"]
+    restored = [step["descriptor"] for step in steps if "descriptor" in step]
+    if any(_visibility(one) != _visibility(first) for one in restored if "ttl_ms" in one):
+        return "ttl_ms" in first
+    return any(
+        _visibility(one) is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
+        and one.get("cleanup", "default") not in {"none", "full_snapshot"}
+        for one in (first, *restored)
+    )
+
+
+def _visibility(descriptor: Mapping[str, Json]) -> StateVisibility:
+    default = StateVisibility.NEVER_RETURN_EXPIRED.value
+    return StateVisibility(descriptor.get("visibility", default))
+
+
+def _is_null_reduced(descriptor: Mapping[str, Json], step: Mapping[str, Json]) -> bool:
+    """Say whether a null is added to a reduction, and Flink lets it."""
+    added = descriptor.get("type") in _REDUCTIONS and step.get("op") == "add null"
+    return added and not is_refusal(step.get("result"))
+
+
+class _Script:
+    """One run of a script: an operator with one subtask, and the state that the script is about."""
+
+    def __init__(self, case: Mapping[str, Json], trial: Trial) -> None:
+        self._trial = trial
+        self._clock = ManualClock()
+        steps = [*field_of(case, "steps"), *case.get("steps_rocksdb", [])]
+        self._key_type = key_type_of(step["key"] for step in steps if "key" in step)
+        self._descriptor: Mapping[str, Json] = case["descriptor"]
+        self._root = trial.new_root()
+        self._snapshot: str | None = None
+        self._operator = self._open(self._root, None)
+
+    def step(self, where: str, step: Mapping[str, Json]) -> None:
+        self._clock.set(step.get("t", self._clock.now_ms()))
+        verb, rest = split_op(step.get("op"))
+        if verb == "snapshot":
+            self._check(where, step, self._take_snapshot, FlowError)
+        elif verb == "restore":
+            self._descriptor = step.get("descriptor", self._descriptor)
+            self._check(where, step, self._restore, RestoreError)
+        elif verb == "entries_in_backend":
+            self._check(where, step, self._entry_count, StateError)
+        elif verb == "register":
+            self._register(where, step, rest)
+        elif _is_null_reduced(self._descriptor, step):
+            self._add_null(where, step)
+        else:
+            self._check(where, step, lambda: self._perform(step, verb, rest), StateError)
+
+    def _check(
+        self,
+        where: str,
+        step: Mapping[str, Json],
+        call: Callable[[], Any],
+        refused_with: type[FlowError],
+    ) -> None:
+        if "result" not in step and step["op"] != "snapshot":
+            raise VectorError(f"{where}: a step without a result")
+        expected, actual = step.get("result", "void"), attempt(call)
+        verb, _ = split_op(step["op"])
+        if verb in {"entries", "keys", "values"} and isinstance(actual, list):
+            # A map has no order, in Flink as here.
+            expect(where, unordered(expected), unordered(actual))
+        else:
+            expect_outcome(where, expected, actual, refused_with=refused_with)
+
+    # The state.
+
+    def _backend(self, step: Mapping[str, Json]) -> KeyedStateBackend:
+        return self._operator.subtask_of(field_of(step, "key")).keyed
+
+    def _state(self, backend: KeyedStateBackend) -> Any:
+        # Asking again gives the state that is there; a descriptor that is refused is so each time.
+        return _registered(backend, _described(_NAME, self._descriptor))
+
+    def _perform(self, step: Mapping[str, Json], verb: str, rest: str) -> Any:
+        state = self._state(self._backend(step))
+        literals = Literals(self._descriptor.get("element_type", "long"))
+        return perform(self._descriptor["type"], state, verb, rest, literals)
+
+    def _entry_count(self) -> int:
+        for subtask in self._operator.subtasks:
+            self._state(subtask.keyed)
+        return sum(subtask.keyed.entry_count(_NAME) for subtask in self._operator.subtasks)
+
+    def _add_null(self, where: str, step: Mapping[str, Json]) -> None:
+        """Check that the null is refused and that nothing changes, and go on as Flink does."""
+        state = self._state(self._backend(step))
+        before = state.get()
+        refused = attempt(lambda: state.add(None))
+        if not isinstance(refused, StateTypeError):
+            raise Mismatch(where, "a StateTypeError", refused)
+        expect(f"{where}, state after it", before, state.get())
+        # The steps to come were seen in Flink, where the state is empty by now.
+        state.clear()
+        self._trial.differs(_ADD_NULL)
+
+    def _register(self, where: str, step: Mapping[str, Json], rest: str) -> None:
+        kind, _, name = rest.partition(" ")
+        kind, _, element_type = kind.partition(":")
+        described: dict[str, Json] = {"type": kind}
+        if element_type:
+            described["element_type"] = element_type
+        backend, expected = self._backend(step), field_of(step, "result")
+        main = self._state(backend)
+        other = _described(name.strip() or _NAME, described)
+        known = _described(_NAME, self._descriptor)
+        actual = attempt(lambda: _registered(backend, other))
+        if other.name == known.name and other.kind is known.kind and not other.is_same(known):
+            if not isinstance(actual, StateRegistrationError):
+                raise Mismatch(where, "a StateRegistrationError", actual)
+            if not is_refusal(expected):
+                self._trial.differs(_OTHER_TYPE)
+            return
+        if is_refusal(expected) or isinstance(actual, FlowError):
+            expect_outcome(where, expected, actual, refused_with=StateRegistrationError)
+            return
+        if other.name == known.name and actual is not main:
+            raise Mismatch(where, "the state that is registered already", actual)
+        _check_registered(where, expected, reading(kind, actual))
+
+    # Snapshots.
+
+    def _open(self, root: str, restore_from: str | None) -> LocalOperator:
+        return self._trial.operator(
+            root,
+            parallelism=1,
+            key_type=self._key_type,
+            restore_from=restore_from,
+            clock=self._clock,
+        )
+
+    def _take_snapshot(self) -> Any:
+        self._operator.checkpoint()
+        self._snapshot = self._root
+        if self._descriptor.get("cleanup") == "full_snapshot":
+            # Each snapshot of Flink's heap backend is a full one. Ours adds to those before it,
+            # and is made a full one where it is copied to a root of its own.
+            self._snapshot = self._trial.new_root()
+            self._open(self._snapshot, self._root).checkpoint()
+        return VOID
+
+    def _restore(self) -> Any:
+        if self._snapshot is None:
+            raise VectorError("a restore before any snapshot")
+        self._operator.close()
+        if self._snapshot != self._root:
+            self._root = self._trial.new_root()
+            self._operator = self._open(self._root, self._snapshot)
+        else:
+            self._operator = self._open(self._root, None)
+        for subtask in self._operator.subtasks:
+            self._state(subtask.keyed)
+        return VOID
+
+
+def _check_registered(where: str, expected: Json, contents: str) -> None:
+    """Compare with ``ok`` or with ``ok:<what the state holds>``."""
+    if not isinstance(expected, str):
+        raise Mismatch(where, expected, f"ok:{contents}")
+    said, colon, held = expected.partition(":")
+    if said != "ok" or (colon and held.replace(" ", "") != contents):
+        raise Mismatch(where, expected, f"ok:{contents}")
+
+
+class _Sum(AggregateFunction[Any, Any, str]):
+    """What the aggregating states of the files do."""
+
+    def __init__(self, zero: Any) -> None:
+        self._zero = zero
+
+    def create_accumulator(self) -> Any:
+        return self._zero
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        return accumulator + value
+
+    def get_result(self, accumulator: Any) -> str:
+        return f"sum={accumulator}"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return a + b
+
+
+def _described(name: str, descriptor: Mapping[str, Json]) -> StateDescriptor:
+    literals = Literals(descriptor.get("element_type", "long"))
+    kind, element, ttl = descriptor.get("type"), literals.arrow, _ttl(descriptor)
+    match kind:
+        case "value":
+            return ValueStateDescriptor(name, element, descriptor.get("default"), ttl)
+        case "list":
+            return ListStateDescriptor(name, element, ttl)
+        case "map":
+            return MapStateDescriptor(name, Literals("string").arrow, element, ttl)
+        case "reducing":
+            return ReducingStateDescriptor(name, lambda a, b: a + b, element, ttl)
+        case "aggregating":
+            return AggregatingStateDescriptor(name, _Sum(literals.zero), element, ttl)
+    raise VectorError(f"there is no state of type {kind!r}")
+
+
+def _registered(backend: KeyedStateBackend, descriptor: StateDescriptor) -> Any:
+    match descriptor:
+        case ValueStateDescriptor():
+            return backend.get_state(descriptor)
+        case ListStateDescriptor():
+            return backend.get_list_state(descriptor)
+        case MapStateDescriptor():
+            return backend.get_map_state(descriptor)
+        case ReducingStateDescriptor():
+            return backend.get_reducing_state(descriptor)
+        case AggregatingStateDescriptor():
+            return backend.get_aggregating_state(descriptor)
+    raise AssertionError(f"{descriptor!r} is of no kind")
+
+
+def _ttl(descriptor: Mapping[str, Json]) -> StateTtlConfig | None:
+    if "ttl_ms" not in descriptor:
+        return None
+    full, entries = _cleanup(descriptor.get("cleanup", "default"))
+    return StateTtlConfig(
+        ttl=dt.timedelta(milliseconds=descriptor["ttl_ms"]),
+        update_type=UpdateType(descriptor.get("update_type", "OnCreateAndWrite")),
+        visibility=_visibility(descriptor),
+        cleanup_in_full_snapshot=full,
+        cleanup_incrementally=entries,
+    )
+
+
+def _cleanup(name: str) -> tuple[bool, int]:
+    """Return whether full snapshots leave out what has expired, and the entries per access.
+
+    ``default`` is Flink's default, which is not ours: its full snapshots keep what has expired.
+    """
+    if name == "default":
+        return False, _BACKGROUND_ENTRIES
+    if name == "none":
+        return False, 0
+    if name == "full_snapshot":
+        return True, 0
+    if (match := _INCREMENTALLY.fullmatch(name)) is not None:
+        return False, int(match[1])
+    raise VectorError(f"there is no clean-up {name!r}")
