@@ -161,8 +161,10 @@ class _Extreme(Aggregate):
         return a if b != b else self._pick(a, b)
 
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
-        found = _grouped(keys, {"v": (values, self._how)})
-        return found["key"], found["v"]
+        # Arrow finds the extremes of every scalar type but this one.
+        ticks = values.view(pa.int64()) if pat.is_duration(values.type) else values
+        found = _grouped(keys, {"v": (ticks, self._how)})
+        return found["key"], found["v"].view(values.type) if ticks is not values else found["v"]
 
     def results(self, accumulators: pa.Array) -> pa.Array:
         return accumulators
@@ -186,7 +188,9 @@ class _Mean(Aggregate):
 
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
         ones = pa.repeat(pa.scalar(1, pa.int64()), len(keys))
-        found = _grouped(keys, {"v": (values.cast(pa.float64()), "sum"), "n": (ones, "sum")})
+        # Not safe: Arrow refuses integers that a float rounds, and float() rounds them.
+        floats = values.cast(pa.float64(), safe=False)
+        found = _grouped(keys, {"v": (floats, "sum"), "n": (ones, "sum")})
         both = pa.StructArray.from_arrays(
             [found["v"], found["n"]], fields=list(self.accumulator_type)
         )

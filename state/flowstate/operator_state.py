@@ -92,7 +92,8 @@ class OperatorList(Generic[T]):
         """Add elements at the end. If one is refused, those before it are added, as in Flink."""
         if values is None:
             raise self._refused("List of values to add cannot be null.")
-        for value in values:
+        # A copy, because the values may be this list's own live view.
+        for value in list(values):
             self._units.append(self._checked(value, "Any value to add to a list cannot be null."))
 
     def update(self, values: Iterable[T]) -> None:
@@ -110,7 +111,7 @@ class OperatorList(Generic[T]):
 
     def load(self, elements: pa.Array) -> None:
         """Take restored elements."""
-        self._units.extend(physical_column(elements))
+        self._units.extend(physical_column(elements.cast(self._type.arrow)))
 
     def elements(self) -> pa.Array:
         """Return the elements as a column."""
@@ -213,7 +214,8 @@ class BroadcastMap(ReadOnlyBroadcastMap[K, V]):
     def load(self, elements: pa.Array) -> None:
         """Take restored entries; of two copies of a key the later one stays."""
         keys = self._key.to_list(elements.field("key"))
-        self._units.update(zip(keys, physical_column(elements.field("value")), strict=True))
+        values = physical_column(elements.field("value").cast(self._type.arrow))
+        self._units.update(zip(keys, values, strict=True))
 
     def elements(self) -> pa.Array:
         """Return the entries as a column of key-value structs."""

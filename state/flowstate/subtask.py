@@ -29,7 +29,7 @@ from flowstate.checkpoint import (
     plan_merge,
 )
 from flowstate.clock import Clock, SystemClock
-from flowstate.errors import StateError
+from flowstate.errors import StateError, UnclaimedStateError
 from flowstate.key_groups import (
     KeyGroupAssigner,
     check_parallelism,
@@ -83,6 +83,8 @@ class SubtaskConfig:
     """What tells the attempts of two runs apart; by default a new name."""
     working_folder: str | os.PathLike[str] | None = None
     """Where LMDB keeps the working state on local disk; None keeps it in memory."""
+    allow_non_restored_state: bool = False
+    """Drop the keyed state of a checkpoint if the operator has no keys any more."""
     compact: bool = True
     """Merge state files when it is due, as a part of taking snapshots."""
 
@@ -188,8 +190,14 @@ class Subtask:
         if checkpoint_id in self._pending:
             raise StateError(f"checkpoint {checkpoint_id} of this subtask has been taken already")
         batch = checkpoint_id if batch_id is None else batch_id
-        handles, rows = self._snapshot_keyed(checkpoint_id, batch)
-        operator = self._snapshot_operator(batch, handles)
+        try:
+            handles, rows = self._snapshot_keyed(checkpoint_id, batch)
+            operator = self._snapshot_operator(batch, handles)
+        except BaseException:
+            # What was written stays unreferenced; what has changed belongs to the next attempt.
+            if self._keyed is not None:
+                self._keyed.notify_checkpoint_aborted(checkpoint_id)
+            raise
         digest = self._next_digest(handles, operator)
         lineage = self._lineage[-LINEAGE_MAX:]
         kept = rows if self._working is not None else ()
@@ -258,6 +266,12 @@ class Subtask:
             assigner=config.assigner,
             key_type=None if self._key_type is None else self._key_type.arrow,
         )
+        if restored.keyed_states and self._key_type is None and not config.allow_non_restored_state:
+            raise UnclaimedStateError(
+                f"checkpoint {restored.checkpoint_id} has the keyed states "
+                f"{sorted(restored.keyed_states)}, and the operator has no key. Give it the key "
+                f"type, or drop that state with allow_non_restored_state"
+            )
         return restored.max_parallelism
 
     def _open_keyed(self, restored: CheckpointRecord | None) -> KeyedStateBackend | None:
@@ -327,15 +341,11 @@ class Subtask:
             handles = (self._adopted(handles, checkpoint_id, batch_id),)
         full = not handles
         rows = self._keyed.changes(checkpoint_id, full=full)
-        try:
-            written = [self._without_expired(part) for part in rows] if full else rows
-            if written:
-                handles = (*handles, self._write_delta(written, handles, checkpoint_id, batch_id))
-            if self._config.compact and (plan := plan_merge(handles)) is not None:
-                handles = plan.apply(handles, self._merge(plan, batch_id, self._storage))
-        except BaseException:
-            self._keyed.notify_checkpoint_aborted(checkpoint_id)
-            raise
+        written = [self._without_expired(part) for part in rows] if full else rows
+        if written:
+            handles = (*handles, self._write_delta(written, handles, checkpoint_id, batch_id))
+        if self._config.compact and (plan := plan_merge(handles)) is not None:
+            handles = plan.apply(handles, self._merge(plan, batch_id, self._storage))
         return handles, rows
 
     def _newest_handles(self) -> tuple[KeyedHandle, ...]:
@@ -414,7 +424,8 @@ class Subtask:
         now_ms = None if meta is None else self._times().now_ms(meta)
         if meta is None or now_ms is None:
             return rows
-        return drop_expired(rows, ttl_ms=meta["ttl_ms"], now_ms=now_ms)
+        since = meta.get("ttl_since_ms")
+        return drop_expired(rows, ttl_ms=meta["ttl_ms"], now_ms=now_ms, unstamped_ms=since)
 
     def _snapshot_operator(
         self, batch_id: int, keyed: Sequence[KeyedHandle]

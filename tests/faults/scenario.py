@@ -74,7 +74,7 @@ class Program:
             states.mean.add(round_number)
             states.timers.register_event_time_timer(1000 + round_number)
         first = self.operator.subtasks[0]
-        self._states[id(first)].buffer.add(f"round-{round_number}")
+        self._states[id(first)].buffer.add(text_of(f"round-{round_number}"))
 
     def contents(self) -> dict[str, Any]:
         """Return everything that the state holds."""

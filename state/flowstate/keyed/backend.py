@@ -16,7 +16,7 @@ from flowstate.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from flowstate.errors import StateError, StateRegistrationError
+from flowstate.errors import StateError, StateMigrationError, StateRegistrationError
 from flowstate.functions import TimeDomain
 from flowstate.key_groups import KeyGroupAssigner, KeyGroupRange
 from flowstate.keyed.codec import BaseStore, RowCodec, rows_of_changes
@@ -34,6 +34,7 @@ from flowstate.keyed.tables import ListTable, MapTable, SingleTable, Table
 from flowstate.keyed.timers import TIMER_NAMES, KeyedTimerService, TimerQueue
 from flowstate.keys import KeyType
 from flowstate.rows import RowOp, StateKind, StateRows
+from flowstate.types import type_from_text, type_to_text
 
 __all__ = ["KeyedStateBackend"]
 
@@ -255,7 +256,8 @@ class KeyedStateBackend:
         if known is None:
             if descriptor.name in self._metas:
                 descriptor.check_restored(self._metas[descriptor.name])
-            self._note_meta(descriptor)
+                self._check_namespace(descriptor.name, namespace)
+            self._note_meta(descriptor, namespace)
             self._states[descriptor.name] = make(descriptor, namespace)
             self._descriptors[descriptor.name] = descriptor
             self._namespaces[descriptor.name] = namespace
@@ -272,9 +274,21 @@ class KeyedStateBackend:
                 f"{_shown(descriptor)} as well. Give one of them another name"
             )
 
-    def _note_meta(self, descriptor: StateDescriptor) -> None:
+    def _check_namespace(self, name: str, namespace: KeyType | None) -> None:
+        text = self._metas[name].get("namespace")
+        stored = None if text is None else KeyType(type_from_text(text))
+        if stored != namespace:
+            shown = [str(part.arrow) if part else "none" for part in (stored, namespace)]
+            raise StateMigrationError(
+                f"state {name!r} was written with namespaces of type {shown[0]}, the program has "
+                f"{shown[1]}. Namespaces cannot change their type: use another state name"
+            )
+
+    def _note_meta(self, descriptor: StateDescriptor, namespace: KeyType | None) -> None:
         old = self._metas.get(descriptor.name)
         meta = descriptor.to_json()
+        if namespace is not None:
+            meta["namespace"] = type_to_text(namespace.arrow)
         if descriptor.live_ttl is not None and old is not None:
             # What was written without a TTL is as old as the TTL is.
             since = old.get("ttl_since_ms") if "ttl_ms" in old else self._context.clock.now_ms()

@@ -140,6 +140,8 @@ class RowCodec:
         # A NaN that was read is another object than the one that all NaN keys are.
         if self.key.has_floats:
             key = self.key.canonical(key)
+        if self.namespace is not None and self.namespace.has_floats:
+            namespace = self.namespace.canonical(namespace)
         if self.sub is not None and self.sub.has_floats and sub is not None:
             sub = self.sub.canonical(sub)
         return key, namespace, sub

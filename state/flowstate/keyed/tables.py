@@ -71,7 +71,7 @@ class Table(ABC):
         keys = codec.key.to_list(table["key"])
         namespaces = codec.namespace.to_list(table["namespace"]) if codec.namespace else empty
         subs = codec.sub.to_list(table["sub"]) if codec.sub else empty
-        values = physical_column(table["value"]) if "value" in names else empty
+        values = physical_column(table["value"].cast(codec.value)) if "value" in names else empty
         stamps = physical_column(table["ts"]) if "ts" in names else empty
         for key, namespace, *rest in zip(keys, namespaces, subs, values, stamps, strict=True):
             yield self._slot(key, namespace), *rest
@@ -210,7 +210,7 @@ class _ListEntry:
         self.saved = 0
         """How many of the units are in a snapshot."""
         self.appended_chunks = 0
-        """How many chunks the list has; if it is not complete, beyond those of the base store."""
+        """The next chunk's number; if the list is not complete, beyond those of the base store."""
         self.rewrite = False
 
 
@@ -251,12 +251,10 @@ class ListTable(Table):
         if entry.complete or self._base is None:
             return
         units: list[Unit] = []
-        chunks = 0
         for _, data in self._base.scan(self.codec.name, self._prefix(slot)):
             units.extend(self._chunk(*self.codec.unit(bytes(data))))
-            chunks += 1
+        entry.appended_chunks = self._next_chunk(slot, entry)
         entry.saved += len(units)
-        entry.appended_chunks += chunks
         entry.units = units + entry.units
         entry.complete = True
 
@@ -267,11 +265,11 @@ class ListTable(Table):
 
     def load(self, table: pa.Table) -> None:
         ordered = table.sort_by("sub")
-        for slot, _, values, stamps in self._columns(ordered):
+        for slot, number, values, stamps in self._columns(ordered):
             entry = self.entries.setdefault(slot, _ListEntry(complete=True))
             entry.units.extend(self._chunk(values, stamps))
             entry.saved = len(entry.units)
-            entry.appended_chunks += 1
+            entry.appended_chunks = number + 1
 
     def slots(self) -> list[Slot]:
         found = [slot for slot in self.base_slots() if slot not in self.entries]
@@ -299,8 +297,11 @@ class ListTable(Table):
     def _next_chunk(self, slot: Slot, entry: _ListEntry) -> int:
         if entry.complete or self._base is None:
             return entry.appended_chunks
-        in_base = sum(1 for _ in self._base.scan(self.codec.name, self._prefix(slot)))
-        return in_base + entry.appended_chunks
+        # Chunks whose elements have all expired may be missing, so that counting is not enough.
+        last = -1
+        for row, _ in self._base.scan(self.codec.name, self._prefix(slot)):
+            last = self.codec.identity(bytes(row))[2]
+        return last + 1 + entry.appended_chunks
 
     def _chunk_columns(self, units: list[Unit]) -> tuple[list[Any], list[int] | None]:
         if not self._has_ttl:

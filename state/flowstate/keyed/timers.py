@@ -248,11 +248,12 @@ class KeyedTimerService:
 
     def _add(self, domain: TimeDomain, timestamp: int, namespace: bytes | None) -> None:
         key = self._context.checked_key()
-        self._queues[domain].add(_checked_timestamp(timestamp), key, namespace)
+        self._queues[domain].add(_checked_timestamp(timestamp), key, _checked_namespace(namespace))
 
     def _remove(self, domain: TimeDomain, timestamp: int, namespace: bytes | None) -> None:
         key = self._context.checked_key()
-        self._queues[domain].remove(_checked_timestamp(timestamp), key, namespace)
+        timer = _checked_timestamp(timestamp), key, _checked_namespace(namespace)
+        self._queues[domain].remove(*timer)
 
     def _fire(self, domain: TimeDomain, now: int) -> Iterator[Timer]:
         queue, context = self._queues[domain], self._context
@@ -261,6 +262,11 @@ class KeyedTimerService:
             context.key = key
             context.timestamp = timestamp if domain is TimeDomain.EVENT_TIME else None
             yield Timer(domain, key, namespace, timestamp)
+
+
+def _checked_namespace(namespace: bytes | None) -> bytes | None:
+    checked: bytes | None = None if namespace is None else _NAMESPACE.canonical(namespace)
+    return checked
 
 
 def _checked_timestamp(timestamp: int) -> int:

@@ -194,17 +194,19 @@ def _open_current(folder: Path) -> WorkingState | None:
     """Return the current generation if its mark says that it is sound."""
     try:
         generation = _current_generation(folder)
-        mark: dict[str, Any] = json.loads((generation / "mark.json").read_text())
+        mark: Any = json.loads((generation / "mark.json").read_text())
         size = (generation / "data.mdb").stat().st_size
-    except (OSError, ValueError):
+    except (OSError, ValueError, StateError):
         return None
     expected = (_FORMAT, _boot_id())
     # LMDB maps the file, so a file that is too short would end the process and not the look-up.
+    if not isinstance(mark, dict):
+        return None
     if (mark.get("format"), mark.get("boot")) != expected or size != mark.get("size"):
         return None
     try:
         store = LmdbStore(generation, create=False)
-    except StorageError:
+    except (OSError, StorageError):
         return None
     snapshot = store.snapshot()
     if snapshot.identity is None:
