@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowstate import (
+    CheckpointStorage,
+    KeyGroupAssigner,
+    ListStateDescriptor,
+    LocalOperator,
+    MapStateDescriptor,
+    Subtask,
+    SubtaskConfig,
+    ValueStateDescriptor,
+)
+from flowstate.checkpoint import handles_max
+from flowstate.errors import (
+    CheckpointNotFoundError,
+    CheckpointSupersededError,
+    KeyGroupError,
+    MaxParallelismError,
+    StateError,
+    StateMigrationError,
+    UnclaimedStateError,
+)
+from flowstate.subtask import INLINE_BYTES_MAX
+
+COUNT = ValueStateDescriptor("count", int, default=0)
+ROOT = "memory://subtasks"
+
+
+@pytest.fixture
+def url() -> str:
+    return f"{ROOT}/{uuid.uuid4().hex}"
+
+
+def open_operator(url: str, parallelism: int = 1, **options: Any) -> LocalOperator:
+    options.setdefault("key_type", str)
+    operator = LocalOperator(url, parallelism=parallelism, **options)
+    if options["key_type"] is not None:
+        for subtask in operator.subtasks:
+            subtask.keyed.get_state(COUNT)
+    return operator
+
+
+def put(operator: LocalOperator, key: str, count: int) -> None:
+    operator.subtask_of(key).keyed.get_state(COUNT).update(count)
+
+
+def get(operator: LocalOperator, key: str) -> Any:
+    return operator.subtask_of(key).keyed.get_state(COUNT).value()
+
+
+# Working state on local disk follows the checkpoints.
+
+
+def fill(operator: LocalOperator) -> None:
+    """Make the state so large that a few changes do not have it written anew."""
+    for number in range(2000):
+        put(operator, f"filler-{number}", number * 7919)
+
+
+def how_of(operator: LocalOperator) -> set[str]:
+    found = [subtask.working_state for subtask in operator.subtasks]
+    return {working.how for working in found if working is not None}
+
+
+def test_working_state_is_reused_advanced_or_rebuilt(url: str, tmp_path: Path) -> None:
+    with open_operator(url, working_folder=tmp_path) as first:
+        fill(first)
+        put(first, "a", 1)
+        first.checkpoint()
+        assert how_of(first) == {"rebuilt"}
+    with open_operator(url, working_folder=tmp_path) as same:
+        assert how_of(same) == {"reused"}
+    elsewhere = open_operator(url)
+    for count in (2, 3):
+        put(elsewhere, "a", count)
+        put(elsewhere, f"new-{count}", count)
+        elsewhere.checkpoint()
+
+    with open_operator(url, working_folder=tmp_path) as later:
+        assert how_of(later) == {"advanced"}
+        assert [get(later, key) for key in ("a", "new-2", "new-3", "b")] == [3, 2, 3, 0]
+    with open_operator(url, 2, working_folder=tmp_path) as rescaled:
+        assert how_of(rescaled) == {"rebuilt"}
+        assert [get(rescaled, key) for key in ("a", "new-2", "new-3", "b")] == [3, 2, 3, 0]
+
+
+def test_working_state_is_rebuilt_when_the_way_to_it_has_been_merged_away(
+    url: str, tmp_path: Path
+) -> None:
+    with open_operator(url, working_folder=tmp_path) as first:
+        put(first, "a", 1)
+        first.checkpoint()
+    elsewhere = open_operator(url)
+    for count in range(2, 40):
+        put(elsewhere, "a", count)
+        put(elsewhere, f"key-{count}", count)
+        elsewhere.checkpoint()
+
+    with open_operator(url, working_folder=tmp_path) as later:
+        assert how_of(later) == {"rebuilt"}
+        assert get(later, "a") == 39
+        assert get(later, "key-17") == 17
+
+
+def test_deletions_and_cleared_maps_reach_working_state_that_is_advanced(
+    url: str, tmp_path: Path
+) -> None:
+    descriptor = MapStateDescriptor("map", str, int)
+
+    def map_of(operator: LocalOperator) -> Any:
+        return operator.subtask_of("k").keyed.get_map_state(descriptor)
+
+    with open_operator(url, working_folder=tmp_path) as first:
+        fill(first)
+        put(first, "gone", 1)
+        map_of(first).put_all({"x": 1, "y": 2})
+        first.checkpoint()
+    elsewhere = open_operator(url)
+    elsewhere.subtask_of("gone").keyed.get_state(COUNT).clear()
+    map_of(elsewhere).clear()
+    map_of(elsewhere).put("z", 3)
+    elsewhere.checkpoint()
+
+    with open_operator(url, working_folder=tmp_path) as later:
+        assert how_of(later) == {"advanced"}
+        assert get(later, "gone") == 0
+        assert map_of(later).items() == [("z", 3)]
+
+
+# What does not fit is refused.
+
+
+def test_another_max_parallelism_is_refused(url: str) -> None:
+    open_operator(url, max_parallelism=8).checkpoint()
+
+    with pytest.raises(MaxParallelismError, match="Max parallelism mismatch"):
+        open_operator(url, max_parallelism=16)
+    with pytest.raises(MaxParallelismError, match=r"\(8\) of the restored state is lower.*\(9\)"):
+        open_operator(url, 9)
+    assert open_operator(url, 8).max_parallelism == 8
+
+
+def test_a_parallelism_above_the_max_parallelism_is_refused(url: str) -> None:
+    with pytest.raises(KeyGroupError, match="must not be smaller than parallelism"):
+        open_operator(url, 9, max_parallelism=8)
+
+
+def test_another_assigner_or_key_type_is_refused(url: str) -> None:
+    operator = open_operator(url)
+    put(operator, "a", 1)
+    operator.checkpoint()
+
+    with pytest.raises(MaxParallelismError, match="assigned to key groups by 'flink'"):
+        open_operator(url, assigner=KeyGroupAssigner.XXHASH64)
+    with pytest.raises(StateMigrationError, match=r"keys are of type string.*int64"):
+        LocalOperator(url, parallelism=1, key_type=int)
+
+
+def test_keyed_state_is_not_dropped_by_an_operator_without_a_key(url: str) -> None:
+    operator = open_operator(url)
+    put(operator, "a", 1)
+    operator.checkpoint()
+    storage = CheckpointStorage(url)
+    config = SubtaskConfig(subtask_index=0, parallelism=1)
+
+    with pytest.raises(UnclaimedStateError, match="'count'"):
+        Subtask(storage, config, restored=storage.latest())
+
+
+def test_a_namespace_type_cannot_change(url: str) -> None:
+    descriptor = ValueStateDescriptor("windowed", int)
+    operator = open_operator(url)
+    state = operator.subtask_of("a").keyed.get_state(descriptor, tuple[int, int])
+    state.set_current_namespace((0, 10))
+    state.update(1)
+    operator.checkpoint()
+
+    keyed = open_operator(url).subtask_of("a").keyed
+    with pytest.raises(StateMigrationError, match="namespaces of type struct"):
+        keyed.get_state(descriptor)
+    again = keyed.get_state(descriptor, tuple[int, int])
+    again.set_current_namespace((0, 10))
+    assert again.value() == 1
+
+
+def test_a_key_of_another_subtask_is_an_error_and_not_a_lost_key(url: str) -> None:
+    operator = open_operator(url, 2)
+    owner = operator.subtask_of("a")
+    other = operator.subtasks[1 - operator.subtasks.index(owner)]
+    other.keyed.set_current_key("a")
+    other.keyed.get_state(COUNT).update(1)
+
+    with pytest.raises(StateError, match="this subtask owns"):
+        operator.checkpoint()
+
+
+def test_a_mistyped_location_to_restore_from_does_not_start_from_nothing(url: str) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint below"):
+        open_operator(url, restore_from=f"{url}-mistyped")
+
+
+# Two runs at one location.
+
+
+def test_the_second_of_two_runs_at_one_location_is_refused_and_changes_nothing(url: str) -> None:
+    first, second = open_operator(url), open_operator(url)
+    put(first, "a", 1)
+    put(second, "a", 2)
+    first.checkpoint()
+
+    with pytest.raises(CheckpointSupersededError, match="two runs share one location"):
+        second.checkpoint()
+    assert get(open_operator(url), "a") == 1
+
+
+# Small state, many checkpoints.
+
+
+def test_small_state_stands_in_the_record_and_large_state_in_files(url: str) -> None:
+    operator = open_operator(url, 2)
+    put(operator, "a", 1)
+    small = operator.checkpoint()
+    for number in range(5000):
+        put(operator, f"key-{number}", number * 7919)
+    large = operator.checkpoint()
+
+    assert not small.files
+    assert large.files
+    inlined = [file.size for part in large.subtasks for file in part.files if file.inline]
+    assert sum(inlined) <= INLINE_BYTES_MAX
+
+
+def test_a_restore_never_has_more_files_to_read_than_the_bound(url: str) -> None:
+    operator = open_operator(url, 2)
+    most = 0
+    for number in range(120):
+        for key in range(20):
+            put(operator, f"key-{number}-{key}", number)
+        record = operator.checkpoint()
+        most = max(most, *(len(part.keyed) for part in record.subtasks))
+
+    assert most <= handles_max()
+    assert get(open_operator(url, 3), "key-60-7") == 60
+
+
+def test_attributes_travel_with_the_checkpoint(url: str) -> None:
+    operator = open_operator(url)
+    operator.checkpoint({"offset": {"line": 7}})
+
+    record = open_operator(url).record
+    assert record is not None
+    assert record.attributes == {"offset": {"line": 7}}
+
+
+def test_operator_state_alone_needs_no_key(url: str) -> None:
+    descriptor = ListStateDescriptor("buffer", str)
+    operator = open_operator(url, 2, key_type=None)
+    for index, subtask in enumerate(operator.subtasks):
+        subtask.operator.get_list_state(descriptor).add_all([f"{index}-a", f"{index}-b"])
+    operator.checkpoint()
+
+    again = open_operator(url, 3, key_type=None)
+    lists = [subtask.operator.get_list_state(descriptor).get() for subtask in again.subtasks]
+    assert lists == [["0-a", "0-b"], ["1-a"], ["1-b"]]
+    with pytest.raises(StateError, match="give it a key_type"):
+        _ = again.subtasks[0].keyed
