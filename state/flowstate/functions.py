@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from flowstate.errors import StateDescriptorError
 
@@ -171,11 +171,11 @@ class OperatorListState(Protocol[T]):
         ...
 
     def add_all(self, values: Iterable[T], /) -> None:
-        """Add elements at the end: all of them, or none if one is refused."""
+        """Add elements at the end. If one is refused, those before it are added, as in Flink."""
         ...
 
     def update(self, values: Iterable[T], /) -> None:
-        """Have these elements and no others; the old ones stay if one is refused."""
+        """Have these elements and no others; if one is refused, the old ones are gone."""
         ...
 
     def clear(self) -> None:
@@ -441,7 +441,13 @@ class CheckpointedFunction(ABC):
 
 
 class ListCheckpointed(ABC, Generic[T]):
-    """Takes part in checkpoints with one list, which is split evenly on a rescale."""
+    """Takes part in checkpoints with one list, which is split evenly on a rescale.
+
+    The class says of what type the elements are: ``element_type = str``.
+    """
+
+    element_type: ClassVar[Any]
+    """An Arrow type, a Python builtin or a serializer, as in a descriptor."""
 
     @abstractmethod
     def snapshot_state(self, checkpoint_id: int, timestamp: int) -> list[T]:

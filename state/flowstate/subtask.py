@@ -156,6 +156,16 @@ class Subtask:
         return self._operator
 
     @property
+    def subtask_index(self) -> int:
+        """Which of the parallel copies this is, from 0 on."""
+        return self._config.subtask_index
+
+    @property
+    def parallelism(self) -> int:
+        """How many parallel copies there are."""
+        return self._config.parallelism
+
+    @property
     def is_restored(self) -> bool:
         """Whether there is a checkpoint behind this start."""
         return self.restored_checkpoint_id is not None
