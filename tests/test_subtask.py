@@ -4,6 +4,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from flowstate import (
@@ -270,3 +271,62 @@ def test_operator_state_alone_needs_no_key(url: str) -> None:
     assert lists == [["0-a", "0-b"], ["1-a"], ["1-b"]]
     with pytest.raises(StateError, match="give it a key_type"):
         _ = again.subtasks[0].keyed
+
+
+# What a first user stumbles over.
+
+
+def test_a_type_may_be_widened_by_the_one_subtask_that_has_met_a_key(url: str) -> None:
+    narrow = ValueStateDescriptor("number", pa.int32())
+    wide = ValueStateDescriptor("number", pa.int64())
+    operator = LocalOperator(url, parallelism=2, key_type=str)
+    for key in ("a", "b", "c", "d"):
+        operator.subtask_of(key).keyed.get_state(narrow).update(1)
+    operator.checkpoint()
+
+    lazy = LocalOperator(url, parallelism=2, key_type=str)
+    lazy.subtask_of("a").keyed.get_state(wide).update(1 << 40)
+    lazy.checkpoint()
+
+    again = LocalOperator(url, parallelism=3, key_type=str)
+    found = [again.subtask_of(key).keyed.get_state(wide).value() for key in ("a", "b", "c", "d")]
+    assert found == [1 << 40, 1, 1, 1]
+
+
+def test_a_location_with_checkpoints_ignores_restore_from_with_a_warning(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for location, count in ((url, 1), (f"{url}-other", 2)):
+        operator = open_operator(location)
+        put(operator, "a", count)
+        operator.checkpoint()
+
+    again = open_operator(url, restore_from=f"{url}-other")
+    assert get(again, "a") == 1
+    assert "restore_from is ignored" in caplog.text
+
+
+def test_a_union_list_that_nobody_asks_for_does_not_multiply(url: str) -> None:
+    descriptor = ListStateDescriptor("union", int)
+    operator = open_operator(url, 2, key_type=None)
+    for subtask in operator.subtasks:
+        subtask.operator.get_union_list_state(descriptor).add(subtask.subtask_index)
+    operator.checkpoint()
+    for parallelism in (3, 3, 2):
+        open_operator(url, parallelism, key_type=None).checkpoint()
+
+    again = open_operator(url, 2, key_type=None)
+    for subtask in again.subtasks:
+        assert sorted(subtask.operator.get_union_list_state(descriptor).get()) == [0, 1]
+
+
+def test_keyed_state_may_be_dropped_on_purpose(url: str) -> None:
+    operator = open_operator(url)
+    put(operator, "a", 1)
+    operator.checkpoint()
+
+    keyless = open_operator(url, key_type=None, allow_non_restored_state=True)
+    keyless.subtasks[0].operator.get_list_state(ListStateDescriptor("buffer", int)).add(1)
+    record = keyless.checkpoint()
+    assert record.subtasks[0].keyed == ()
+    assert record.keyed_states == {}

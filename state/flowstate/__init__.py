@@ -34,6 +34,7 @@ from flowstate.key_groups import (
     key_grouper,
     key_groups_of,
     subtask_index_of,
+    subtask_indexes_of,
 )
 from flowstate.keyed.backend import KeyedStateBackend
 from flowstate.keyed.bulk import BulkState
@@ -47,7 +48,8 @@ from flowstate.keyed.states import (
 from flowstate.operator_state import BroadcastMap, OperatorList, OperatorStateBackend
 from flowstate.operators import LocalOperator, commit_checkpoint
 from flowstate.redistribution import Redistribution
-from flowstate.subtask import Subtask, SubtaskConfig
+from flowstate.runner import FunctionRunner
+from flowstate.subtask import OperatorDescription, Subtask, SubtaskConfig
 from flowstate.types import StateSerializer
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "CheckpointedFunction",
     "Clock",
     "FlowError",
+    "FunctionRunner",
     "KeyGroupAssigner",
     "KeyGroupRange",
     "KeyedProcessFunction",
@@ -72,6 +75,7 @@ __all__ = [
     "LocalOperator",
     "MapState",
     "MapStateDescriptor",
+    "OperatorDescription",
     "OperatorList",
     "OperatorStateBackend",
     "OutputTag",
@@ -99,4 +103,5 @@ __all__ = [
     "key_grouper",
     "key_groups_of",
     "subtask_index_of",
+    "subtask_indexes_of",
 ]

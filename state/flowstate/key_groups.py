@@ -33,6 +33,7 @@ __all__ = [
     "key_grouper",
     "key_groups_of",
     "subtask_index_of",
+    "subtask_indexes_of",
 ]
 
 MAX_PARALLELISM_LIMIT = 32768
@@ -137,6 +138,20 @@ def subtask_index_of(key_group: int, *, parallelism: int, max_parallelism: int) 
     if not 0 <= key_group < max_parallelism:
         raise KeyGroupError(f"key group must be 0..{max_parallelism - 1}, not {key_group}")
     return int(key_group) * parallelism // max_parallelism
+
+
+def subtask_indexes_of(
+    key_groups: npt.NDArray[np.uint16], *, parallelism: int, max_parallelism: int
+) -> npt.NDArray[np.uint16]:
+    """Return the subtask that owns each key group, as :func:`subtask_index_of` does of one."""
+    check_parallelism(parallelism=parallelism, max_parallelism=max_parallelism)
+    if len(key_groups) and int(key_groups.max()) >= max_parallelism:
+        raise KeyGroupError(
+            f"key group must be 0..{max_parallelism - 1}, not {int(key_groups.max())}"
+        )
+    # In 32 bits, because the product of a key group and the parallelism needs up to 30.
+    products = key_groups.astype(np.uint32) * np.uint32(parallelism)
+    return (products // np.uint32(max_parallelism)).astype(np.uint16)
 
 
 def key_group_of(

@@ -9,12 +9,13 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from flowstate.errors import StateDescriptorError, StateTypeError
 from flowstate.types import arrow_type, value_type
 
-__all__ = ["KeyType", "physical_column", "python_type"]
+__all__ = ["KeyType", "canonical_column", "physical_column", "python_type"]
 
 # One object for all NaNs, because a dict finds a NaN only by its identity.
 _NAN = float("nan")
@@ -75,6 +76,17 @@ def physical_column(array: pa.Array | pa.ChunkedArray, *, composite: bool = Fals
         valid = array.is_valid().to_pylist()
         keys = [key if ok else None for key, ok in zip(keys, valid, strict=True)]
     return keys
+
+
+def canonical_column(keys: pa.Array) -> pa.Array:
+    """Return a column of keys in which floats that are one key are equal bit by bit."""
+    if pat.is_struct(keys.type):
+        fields = [canonical_column(keys.field(i)) for i in range(keys.type.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(keys.type), mask=keys.is_null())
+    if not pat.is_floating(keys.type):
+        return keys
+    zero, nan = pa.scalar(0.0, keys.type), pa.scalar(_NAN, keys.type)
+    return pc.if_else(pc.is_nan(keys), nan, pc.add(keys, zero))
 
 
 def _has_floats(arrow: pa.DataType) -> bool:

@@ -187,6 +187,10 @@ class BroadcastMap(ReadOnlyBroadcastMap[K, V]):
 
     def put_all(self, values: Mapping[K, V | None]) -> None:
         """Set the values of several keys: of all of them, or of none if one is refused."""
+        if values is None:
+            raise StateTypeError(
+                f"broadcast state {self._name!r}: put_all() takes a mapping, not None"
+            )
         checked = {self._map_key(key): self._checked(value) for key, value in values.items()}
         self._units.update(checked)
 
@@ -245,7 +249,14 @@ class OperatorStateBackend:
         *,
         restored: Mapping[str, pa.Array] | None = None,
         restored_metas: Mapping[str, Mapping[str, Any]] | None = None,
+        carries_union: bool = True,
     ) -> None:
+        """Take what was restored.
+
+        Every subtask gets all of a union list, so of one that nobody asks for a single subtask
+        must write the elements (``carries_union``), or they would multiply.
+        """
+        self._carries_union = carries_union
         self._restored = dict(restored or {})
         self._metas = {name: dict(meta) for name, meta in (restored_metas or {}).items()}
         self._states: dict[str, OperatorList[Any] | BroadcastMap[Any, Any]] = {}
@@ -279,7 +290,9 @@ class OperatorStateBackend:
     def snapshot(self) -> list[OperatorSnapshot]:
         """Return the elements of every state; also of empty ones, and of those not asked for."""
         columns = {name: state.elements() for name, state in self._states.items()}
-        columns.update(self._restored)
+        for name, elements in self._restored.items():
+            union = self._metas[name]["mode"] == Redistribution.UNION.value
+            columns[name] = elements[:0] if union and not self._carries_union else elements
         return [
             OperatorSnapshot(name, Redistribution(self._metas[name]["mode"]), columns[name])
             for name in sorted(columns)

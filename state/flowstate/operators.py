@@ -6,6 +6,7 @@ keeps all subtasks in one process: for scripts, for tests, and for looking at st
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from flowstate.keys import KeyType
 from flowstate.subtask import OperatorDescription, Subtask, SubtaskConfig
 
 __all__ = ["LocalOperator", "commit_checkpoint"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def commit_checkpoint(
@@ -61,29 +64,40 @@ def commit_checkpoint(
 def _combined(descriptions: Sequence[OperatorDescription]) -> OperatorDescription:
     """Return what all subtasks say together; a subtask need not have registered every state."""
     first = descriptions[0]
-    keyed: dict[str, dict[str, Any]] = {}
-    operator: dict[str, dict[str, Any]] = {}
-    for description in descriptions:
-        _combine(keyed, description.keyed_states)
-        _combine(operator, description.operator_states)
+    registered = {name for description in descriptions for name in description.registered}
+    keyed = [(one.keyed_states, one.registered) for one in descriptions]
+    operator = [(one.operator_states, one.registered) for one in descriptions]
     return OperatorDescription(
         max_parallelism=first.max_parallelism,
         assigner=first.assigner,
         key_type=first.key_type,
-        keyed_states=dict(sorted(keyed.items())),
-        operator_states=dict(sorted(operator.items())),
+        keyed_states=_combine(keyed),
+        operator_states=_combine(operator),
+        registered=tuple(sorted(registered)),
     )
 
 
-def _combine(into: dict[str, dict[str, Any]], found: Mapping[str, dict[str, Any]]) -> None:
-    for name, meta in found.items():
-        known = into.setdefault(name, meta)
-        roles = ("kind", "value", "map_key", "mode")
-        if any(known.get(role) != meta.get(role) for role in roles):
-            raise StateRegistrationError(
-                f"state {name!r} was registered with different kinds or types by different "
-                f"subtasks: all subtasks must run the same function"
-            )
+def _combine(
+    found: Sequence[tuple[dict[str, dict[str, Any]], Sequence[str]]],
+) -> dict[str, dict[str, Any]]:
+    restored: dict[str, dict[str, Any]] = {}
+    registered: dict[str, dict[str, Any]] = {}
+    for metas, names in found:
+        for name, meta in metas.items():
+            restored.setdefault(name, meta)
+            if name in names:
+                _check_same(name, registered.setdefault(name, meta), meta)
+    # What a program has registered may have a newer type than what was restored.
+    return dict(sorted({**restored, **registered}.items()))
+
+
+def _check_same(name: str, known: dict[str, Any], meta: dict[str, Any]) -> None:
+    roles = ("kind", "value", "map_key", "mode", "namespace")
+    if any(known.get(role) != meta.get(role) for role in roles):
+        raise StateRegistrationError(
+            f"state {name!r} was registered with different kinds or types by different "
+            f"subtasks: all subtasks must run the same function"
+        )
 
 
 class LocalOperator:
@@ -108,6 +122,7 @@ class LocalOperator:
         storage: CheckpointStorage | None = None,
         clock: Clock | None = None,
         compact: bool = True,
+        allow_non_restored_state: bool = False,
     ) -> None:
         self.storage = storage or CheckpointStorage(url, storage_options)
         self.parallelism = parallelism
@@ -116,7 +131,14 @@ class LocalOperator:
         self.run = uuid.uuid4().hex
         self._record = self.storage.latest()
         restored, source = self._record, self.storage
-        if restored is None and restore_from is not None:
+        if restore_from is not None and restored is not None:
+            _LOG.warning(
+                "%s has checkpoints of its own and goes on from checkpoint %d: restore_from is "
+                "ignored",
+                self.storage.url,
+                restored.checkpoint_id,
+            )
+        elif restore_from is not None:
             source, restored = CheckpointStorage.resolve(restore_from, storage_options)
         self.subtasks = [
             Subtask(
@@ -130,6 +152,7 @@ class LocalOperator:
                     run=self.run,
                     working_folder=working_folder,
                     compact=compact,
+                    allow_non_restored_state=allow_non_restored_state,
                 ),
                 restored=restored,
                 restored_from=source,
@@ -150,8 +173,8 @@ class LocalOperator:
         """The newest checkpoint of this operator."""
         return self._record
 
-    def subtask_of(self, key: Any) -> Subtask:
-        """Return the subtask that owns a key, with the key set."""
+    def subtask_of(self, key: Any, *, timestamp: int | None = None) -> Subtask:
+        """Return the subtask that owns a key, with the key and its element's time set."""
         if self._group_of is None:
             raise StateRegistrationError("this operator has no keyed state: give it a key_type")
         canonical = self._keys.canonical(key)
@@ -161,7 +184,7 @@ class LocalOperator:
             max_parallelism=self.max_parallelism,
         )
         subtask = self.subtasks[index]
-        subtask.keyed.set_canonical_key(canonical)
+        subtask.keyed.set_canonical_key(canonical, timestamp=timestamp)
         return subtask
 
     def checkpoint(self, attributes: Mapping[str, Any] | None = None) -> CheckpointRecord:

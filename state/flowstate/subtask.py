@@ -66,6 +66,8 @@ class OperatorDescription(msgspec.Struct, frozen=True, kw_only=True):
     key_type: str | None
     keyed_states: dict[str, dict[str, Any]]
     operator_states: dict[str, dict[str, Any]]
+    registered: tuple[str, ...] = ()
+    """The names that the program has asked for; of the others this tells what was restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +186,10 @@ class Subtask:
             key_type=None if keyed is None else type_to_text(keyed.key_type.arrow),
             keyed_states={} if keyed is None else keyed.metas,
             operator_states=self._operator.metas,
+            registered=(
+                *(() if keyed is None else keyed.registered_names),
+                *self._operator.registered_names,
+            ),
         )
 
     def snapshot(
@@ -329,6 +335,7 @@ class Subtask:
         return WorkingState.open(folder, wanted, rows_since)
 
     def _open_operator(self, restored: CheckpointRecord | None) -> OperatorStateBackend:
+        first = self._config.subtask_index == 0
         if restored is None:
             return OperatorStateBackend()
         elements = operator_share(
@@ -337,7 +344,11 @@ class Subtask:
             subtask_index=self._config.subtask_index,
             parallelism=self._config.parallelism,
         )
-        return OperatorStateBackend(restored=elements, restored_metas=restored.operator_states)
+        return OperatorStateBackend(
+            restored=elements,
+            restored_metas=restored.operator_states,
+            carries_union=first,
+        )
 
     # Snapshots.
 

@@ -9,6 +9,7 @@ changing what ``value()`` returned does not change the state behind its back.
 from __future__ import annotations
 
 import base64
+import ctypes
 import datetime as dt
 import typing
 from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ Convert = Callable[[Any], Any]
 
 _VERSION_BYTES = 2
 _VERSION_MAX = (1 << 8 * _VERSION_BYTES) - 1
+_DURATION_MAX = dt.timedelta(microseconds=(1 << 63) - 1)
 _BUILTINS: Mapping[Any, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),
@@ -354,8 +356,12 @@ def _float_converter(arrow: pa.DataType) -> Convert:
                 value, int | float | np.floating | np.integer
             ):
                 raise _misfit(value, arrow)
-            value = float(value)
-        return float(np.float32(value)) if single else value
+            try:
+                value = float(value)
+            except OverflowError as error:
+                raise StateTypeError(f"an int is out of the range of type {arrow}") from error
+        # numpy would warn where a number becomes infinite, which other sums do silently, too.
+        return ctypes.c_float(value).value if single else value
 
     return convert
 
@@ -371,7 +377,8 @@ def _text_converter(arrow: pa.DataType) -> Convert:
                 value.encode()
             except UnicodeEncodeError as error:
                 raise StateTypeError(f"a text is not valid Unicode: {error.reason}") from error
-        return str(value)
+        # Not str(value): that of an enum with texts for values is the member's name.
+        return str.__str__(value)
 
     return convert
 
@@ -395,13 +402,35 @@ def _datetime_converter(arrow: pa.DataType) -> Convert:
     def convert(value: Any) -> dt.datetime:
         if not isinstance(value, dt.datetime):
             raise _misfit(value, arrow)
+        if type(value) is not dt.datetime:
+            value = _plain_datetime(value, arrow)
         if (value.tzinfo is not None) != aware:
             raise StateTypeError(
                 f"{arrow} needs a datetime {'with' if aware else 'without'} a time zone"
             )
-        return value.astimezone(dt.UTC) if aware else value.replace(fold=0)
+        try:
+            plain: dt.datetime = value.astimezone(dt.UTC) if aware else value.replace(fold=0)
+        except OverflowError as error:
+            raise StateTypeError(f"a datetime is out of the range of {arrow}") from error
+        return plain
 
     return convert
+
+
+def _plain_datetime(value: Any, arrow: pa.DataType) -> dt.datetime:
+    """Return a datetime of a class of its own, pandas' for one, as Python's."""
+    try:
+        day = dt.date(value.year, value.month, value.day)
+    except TypeError as error:
+        # pandas' NaT is a datetime of no day.
+        raise _misfit(value, arrow) from error
+    _check_microseconds(value, arrow)
+    return dt.datetime.combine(day, value.timetz())
+
+
+def _check_microseconds(value: Any, arrow: pa.DataType) -> None:
+    if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
+        raise StateTypeError(f"nanoseconds do not fit {arrow}: round the value to microseconds")
 
 
 def _plain_converter(arrow: pa.DataType, classes: tuple[type, ...], convert: Convert) -> Convert:
@@ -415,9 +444,22 @@ def _plain_converter(arrow: pa.DataType, classes: tuple[type, ...], convert: Con
     return checked
 
 
+def _plain_date(value: dt.date) -> dt.date:
+    return value if type(value) is dt.date else dt.date(value.year, value.month, value.day)
+
+
 def _naive_time(value: dt.time) -> dt.time:
     if value.tzinfo is not None:
         raise StateTypeError("a time of day in state has no time zone")
+    return value
+
+
+def _plain_duration(value: dt.timedelta) -> dt.timedelta:
+    if type(value) is not dt.timedelta:
+        _check_microseconds(value, pa.duration("us"))
+        value = dt.timedelta(value.days, value.seconds, value.microseconds)
+    if not -_DURATION_MAX <= value <= _DURATION_MAX:
+        raise StateTypeError(f"{value} is out of the range of type duration[us]")
     return value
 
 
@@ -436,9 +478,9 @@ def _is_duration(arrow: pa.DataType) -> bool:
 _PLAIN: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...], Convert], ...] = (
     (pat.is_boolean, (bool, np.bool_), bool),
     (_is_binary, (bytes, bytearray, memoryview), bytes),
-    (pat.is_date32, (dt.date,), lambda day: day),
+    (pat.is_date32, (dt.date,), _plain_date),
     (_is_time, (dt.time,), _naive_time),
-    (_is_duration, (dt.timedelta,), lambda span: span),
+    (_is_duration, (dt.timedelta,), _plain_duration),
 )
 
 

@@ -14,6 +14,7 @@ from flowstate.descriptors import (
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
+    TtlTime,
     ValueStateDescriptor,
 )
 from flowstate.errors import StateError, StateMigrationError, StateRegistrationError
@@ -33,7 +34,7 @@ from flowstate.keyed.states import (
 from flowstate.keyed.tables import ListTable, MapTable, SingleTable, Table
 from flowstate.keyed.timers import TIMER_NAMES, KeyedTimerService, TimerQueue
 from flowstate.keys import KeyType
-from flowstate.rows import RowOp, StateKind, StateRows
+from flowstate.rows import NO_TIMESTAMP, RowOp, StateKind, StateRows
 from flowstate.types import type_from_text, type_to_text
 
 __all__ = ["KeyedStateBackend"]
@@ -42,6 +43,13 @@ S = TypeVar("S", bound=State)
 StateMeta = dict[str, Any]
 
 _CHUNK_NUMBER = KeyType(pa.int64())
+_DESCRIPTORS: Mapping[type[State], type[StateDescriptor]] = {
+    ValueState: ValueStateDescriptor,
+    ListState: ListStateDescriptor,
+    MapState: MapStateDescriptor,
+    ReducingState: ReducingStateDescriptor,
+    AggregatingState: AggregatingStateDescriptor,
+}
 
 
 class KeyedStateBackend:
@@ -137,6 +145,11 @@ class KeyedStateBackend:
     ) -> AggregatingState[Any, Any]:
         """Register an aggregating state, or return the one that is registered."""
         return self._register(descriptor, namespace_type, AggregatingState, self._single)
+
+    @property
+    def registered_names(self) -> list[str]:
+        """The names of the states that the program has asked for."""
+        return sorted(self._states)
 
     @property
     def timer_service(self) -> KeyedTimerService:
@@ -251,6 +264,11 @@ class KeyedStateBackend:
         kind: type[S],
         make: Callable[[Any, KeyType | None], State],
     ) -> S:
+        if not isinstance(descriptor, _DESCRIPTORS[kind]):
+            raise StateRegistrationError(
+                f"state {descriptor.name!r}: a {type(descriptor).__name__} does not describe a "
+                f"{kind.__name__}"
+            )
         namespace = None if namespace_type is None else KeyType(namespace_type)
         known = self._descriptors.get(descriptor.name)
         if known is None:
@@ -289,8 +307,10 @@ class KeyedStateBackend:
         meta = descriptor.to_json()
         if namespace is not None:
             meta["namespace"] = type_to_text(namespace.arrow)
-        if descriptor.live_ttl is not None and old is not None:
-            # What was written without a TTL is as old as the TTL is.
+        ttl = descriptor.live_ttl
+        if ttl is not None and ttl.time is TtlTime.PROCESSING_TIME and old is not None:
+            # What was written without a TTL is as old as the TTL is. (In event time nobody knows
+            # how old that is, so it does not expire until it is written again.)
             since = old.get("ttl_since_ms") if "ttl_ms" in old else self._context.clock.now_ms()
             if since is not None:
                 meta["ttl_since_ms"] = since
@@ -338,7 +358,7 @@ class KeyedStateBackend:
     def _table_parts(
         self, descriptor: StateDescriptor, namespace: KeyType | None
     ) -> tuple[RowCodec, BaseStore | None, int]:
-        since = self._metas[descriptor.name].get("ttl_since_ms", self._context.clock.now_ms())
+        since = self._metas[descriptor.name].get("ttl_since_ms", NO_TIMESTAMP)
         return self._codec(descriptor, namespace), self._base, since
 
     def _queue(self, domain: TimeDomain) -> TimerQueue:

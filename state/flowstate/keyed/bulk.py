@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from flowstate.descriptors import (
     AggregatingStateDescriptor,
@@ -21,7 +22,7 @@ from flowstate.keyed.backend import KeyedStateBackend
 from flowstate.keyed.codec import ABSENT
 from flowstate.keyed.tables import SingleTable
 from flowstate.keyed.ttl import Ttl
-from flowstate.keys import physical_column
+from flowstate.keys import canonical_column, physical_column
 
 __all__ = ["BulkState"]
 
@@ -50,11 +51,12 @@ class BulkState:
 
         A value state's default stands for nulls, unless there is a TTL.
         """
-        values = pa.array(self._read(self._keys.to_list(keys)), self._type)
+        values = self._read(self._keys.to_list(self._key_column(keys)))
         default = getattr(self._descriptor, "default", None)
         if self._ttl is None and default is not None:
-            return values.fill_null(pa.scalar(default, self._type))
-        return values
+            physical = self._descriptor.types["value"].to_physical(default)
+            values = [physical if value is None else value for value in values]
+        return pa.array(values, self._type)
 
     def results(self, keys: pa.Array) -> pa.Array:
         """Return the result of each key, as ``get()`` of a reducing or aggregating state does."""
@@ -71,7 +73,7 @@ class BulkState:
         if not isinstance(self._descriptor, ValueStateDescriptor):
             raise StateError(f"state {self._descriptor.name!r} is added to, not updated")
         column = self._cast(values, self._type)
-        slots = self._keys.to_list(keys)
+        slots = self._keys.to_list(self._key_column(keys, values))
         if column.null_count == 0:
             self._write(slots, physical_column(column))
             return
@@ -94,7 +96,8 @@ class BulkState:
                 f"state {self._descriptor.name!r}: cannot add null; {values.null_count} of "
                 f"{len(values)} values are null"
             )
-        distinct, partials = builtin.fold(keys, self._cast(values, self._input_type()))
+        column = self._key_column(keys, values)
+        distinct, partials = builtin.fold(column, self._cast(values, self._input_type()))
         slots = self._keys.to_list(distinct)
         stored = self._read(slots)
         merged = [
@@ -110,6 +113,19 @@ class BulkState:
             return self._type if kind is None else kind.arrow
         return self._type
 
+    def _key_column(self, keys: pa.Array, values: pa.Array | None = None) -> pa.Array:
+        """Return the keys as a column of the backend's type, in which equal keys are equal."""
+        if values is not None and len(keys) != len(values):
+            raise StateTypeError(
+                f"state {self._descriptor.name!r}: {len(keys)} keys for {len(values)} values"
+            )
+        if keys.null_count:
+            raise StateTypeError(
+                f"state {self._descriptor.name!r}: {keys.null_count} of {len(keys)} keys are null"
+            )
+        column = self._cast(keys, self._keys.arrow)
+        return canonical_column(column) if self._keys.has_floats else column
+
     def _cast(self, values: pa.Array, arrow: pa.DataType) -> pa.Array:
         try:
             return values.cast(arrow)
@@ -122,12 +138,13 @@ class BulkState:
     def _checked(self, values: list[Any]) -> list[Any]:
         """Refuse sums that have outgrown the state's type, before anything is changed."""
         try:
-            pa.array(values, self._type)
+            column = pa.array(values, self._type)
         except (pa.ArrowException, OverflowError) as error:
             raise StateTypeError(
                 f"state {self._descriptor.name!r}: a result does not fit {self._type}: {error}"
             ) from error
-        return values
+        # A float is rounded now, and not first when it comes back from a checkpoint.
+        return physical_column(column) if pat.is_float32(self._type) else values
 
     def _read(self, slots: list[Any]) -> list[Any]:
         units = self._table.get_many(slots)
