@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup lint test bench clean
+.PHONY: setup lint test tour bench clean
 
 setup: $(STAMP)
 
@@ -21,6 +21,12 @@ lint: setup
 
 test: lint
 	$(BIN)/pytest
+
+# Every type of state through kill -9, at parallelism 2, then 3, then 5; each run ends by SIGKILL.
+tour: setup
+	@folder=$$(mktemp -d) && for parallelism in 2 3 5; do \
+	  $(BIN)/python docs/examples/state_tour.py $$folder $$parallelism; \
+	  test $$? -eq 137 || exit 1; done; rm -rf $$folder
 
 # All benchmarks, or one by its name: make bench NAME=state
 bench: setup
