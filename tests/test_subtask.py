@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from flowstate import (
     ListStateDescriptor,
     LocalOperator,
     MapStateDescriptor,
+    StateTtlConfig,
     Subtask,
     SubtaskConfig,
     ValueStateDescriptor,
@@ -28,6 +30,7 @@ from flowstate.errors import (
     UnclaimedStateError,
 )
 from flowstate.subtask import INLINE_BYTES_MAX
+from flowstate.testing.clock import ManualClock
 
 COUNT = ValueStateDescriptor("count", int, default=0)
 ROOT = "memory://subtasks"
@@ -330,3 +333,45 @@ def test_keyed_state_may_be_dropped_on_purpose(url: str) -> None:
     record = keyless.checkpoint()
     assert record.subtasks[0].keyed == ()
     assert record.keyed_states == {}
+
+
+def test_a_query_started_from_elsewhere_goes_on_checkpointing(url: str, tmp_path: Path) -> None:
+    first = open_operator(url)
+    for count in range(4):
+        put(first, "a", count)
+        first.checkpoint()
+
+    with open_operator(f"{url}-new", restore_from=url, working_folder=tmp_path) as second:
+        for count in range(10, 14):
+            put(second, "a", count)
+            put(second, f"b{count}", count)
+            second.checkpoint()
+    with open_operator(f"{url}-new", working_folder=tmp_path) as again:
+        assert how_of(again) == {"reused"}
+        assert (get(again, "a"), get(again, "b11")) == (13, 11)
+
+
+def test_a_ttl_that_was_off_for_a_while_begins_anew(url: str) -> None:
+    clock = ManualClock(0)
+    ttl = StateTtlConfig(ttl=dt.timedelta(milliseconds=100))
+    timed = ValueStateDescriptor("value", int, ttl=ttl)
+    plain = ValueStateDescriptor("value", int)
+
+    def state(descriptor: ValueStateDescriptor) -> tuple[LocalOperator, Any]:
+        operator = LocalOperator(url, parallelism=1, key_type=str, clock=clock)
+        return operator, operator.subtask_of("k").keyed.get_state(descriptor)
+
+    operator, value = state(timed)
+    value.update(5)
+    operator.checkpoint()
+    operator, value = state(plain)
+    operator.checkpoint()
+    clock.set(1000)
+    operator, value = state(timed)
+    assert value.value() == 5
+    operator.checkpoint()
+
+    clock.set(1099)
+    assert state(timed)[1].value() == 5
+    clock.set(1100)
+    assert state(timed)[1].value() is None

@@ -139,7 +139,9 @@ class Subtask:
         share = KeyedShare((), "", ())
         if restored is not None:
             share = keyed_share(restored, self.key_groups)
-        self._handles, self._digest, self._lineage = share.handles, share.digest, share.lineage
+        self._handles, self._digest = share.handles, share.digest
+        # Another root counts its checkpoints by itself, so its lineage says nothing here.
+        self._lineage = () if self._foreign else share.lineage
         self._pending: dict[int, _Pending] = {}
         self._working: WorkingState | None = None
         self._keyed = self._open_keyed(restored)

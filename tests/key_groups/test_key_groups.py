@@ -30,7 +30,6 @@ from flowstate.key_groups import (
     key_grouper,
     key_groups_of,
     subtask_index_of,
-    subtask_indexes_of,
 )
 
 VECTORS: dict[str, Any] = json.loads(
@@ -597,16 +596,3 @@ def test_maps_are_refused_because_spark_does_not_hash_them() -> None:
             key_grouper(key_type, max_parallelism=8, assigner=XXHASH64)
         with pytest.raises(KeyGroupError, match="Spark does not hash maps"):
             key_groups_of(pa.array([[]], key_type), max_parallelism=8, assigner=XXHASH64)
-
-
-@pytest.mark.parametrize(("parallelism", "max_parallelism"), [(1, 1), (3, 128), (32767, 32768)])
-def test_the_subtasks_of_a_column_are_those_of_its_key_groups(
-    parallelism: int, max_parallelism: int
-) -> None:
-    groups = np.arange(max_parallelism, dtype=np.uint16)
-    sizes = {"parallelism": parallelism, "max_parallelism": max_parallelism}
-    expected = [subtask_index_of(group, **sizes) for group in range(max_parallelism)]
-
-    assert subtask_indexes_of(groups, **sizes).tolist() == expected
-    with pytest.raises(KeyGroupError, match="key group must be"):
-        subtask_indexes_of(np.array([max_parallelism], dtype=np.uint16), **sizes)

@@ -24,14 +24,16 @@ def drop_expired(
     """Return the rows that are still alive: those whose time plus the TTL is after now.
 
     The sum does not overflow but stops at the largest time. Rows from before the state had a TTL
-    count as of ``unstamped_ms``, or do not expire without it. What was stamped before any event
-    time was known (``NO_TIMESTAMP``) does not expire, nor does a deletion. Of a list the single
-    elements expire, and a chunk goes with its last element.
+    count as of ``unstamped_ms``, and nothing is older than that; without it they do not expire.
+    What was stamped before any event time was known (``NO_TIMESTAMP``) does not expire, nor does a
+    deletion. Of a list the single elements expire, and a chunk goes with its last element.
     """
     table = rows.table
     if "ts" not in table.column_names:
         return rows
-    if unstamped_ms is not None and unstamped_ms + ttl_ms <= now_ms:
+    if unstamped_ms is not None:
+        if unstamped_ms + ttl_ms > now_ms:
+            return rows
         stamped = pc.is_valid(table.column("ts"))
         deletion = pc.not_equal(table.column("op"), pa.scalar(RowOp.PUT.value, pa.uint8()))
         table = table.filter(pc.or_(stamped, deletion))

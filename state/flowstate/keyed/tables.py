@@ -36,7 +36,8 @@ class Table(ABC):
         self.codec = codec
         self._base = base
         self._has_ttl = codec.ts is not None
-        # What was written before the state had a TTL counts as written when it got one.
+        # What was written before the state had a TTL counts as written when it got one; also what
+        # has a stamp from a time in which it had one before.
         self.unstamped_ms = unstamped_ms
         self.dirty: dict[Slot, None] = {}
         self.entries: dict[Slot, Any] = {}
@@ -58,7 +59,7 @@ class Table(ABC):
     def _unit(self, value: Any, ts: int | None) -> Unit:
         if not self._has_ttl:
             return value
-        return value, self.unstamped_ms if ts is None else ts
+        return value, self.unstamped_ms if ts is None else max(ts, self.unstamped_ms)
 
     def _unit_columns(self, unit: Unit) -> tuple[Any, Any]:
         return unit if self._has_ttl else (unit, None)
@@ -261,7 +262,10 @@ class ListTable(Table):
     def _chunk(self, values: list[Any], stamps: list[int] | None) -> list[Unit]:
         if not self._has_ttl:
             return values
-        return list(zip(values, stamps or [self.unstamped_ms] * len(values), strict=True))
+        if stamps is None:
+            return [(value, self.unstamped_ms) for value in values]
+        since = self.unstamped_ms
+        return [(value, max(ts, since)) for value, ts in zip(values, stamps, strict=True)]
 
     def load(self, table: pa.Table) -> None:
         ordered = table.sort_by("sub")

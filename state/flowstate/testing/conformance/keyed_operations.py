@@ -66,6 +66,13 @@ def _set_entries(state: Any, rest: str, literals: Literals) -> None:
         state[key] = literals.value(rest)
 
 
+def _remove_entries(state: Any, rest: str, literals: Literals) -> None:
+    # Flink's iterators have a remove; here entries may be removed while the map is iterated.
+    for key in state:
+        if not rest or key == literals.map_key(rest):
+            state.remove(key)
+
+
 _CLEAR = _doing(lambda state, _rest, _literals: state.clear())
 
 _REDUCTION: dict[str, Operation] = {
@@ -95,6 +102,7 @@ _OPERATIONS: dict[str, dict[str, Operation]] = {
         "keys": lambda state, _rest, _literals: state.keys(),
         "values": lambda state, _rest, _literals: state.values(),
         "set_entries": _doing(_set_entries),
+        "remove_entries": _doing(_remove_entries),
     },
     "reducing": _REDUCTION,
     "aggregating": _REDUCTION,
