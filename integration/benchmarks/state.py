@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -232,82 +233,91 @@ class Run:
 
 
 def checkpoints(folder: Path) -> None:
-    rows, merged_rows = [], []
     for size in SIZES:
         progress(f"building a state of {size:,} keys")
-        state_folder = folder / str(size)
-        _build(state_folder, size)
-        rows.append(_plain_row(state_folder, size))
-        merged_rows.append(_merged_row(state_folder, size))
+        _build(folder / str(size), size)
+    plain = _measure(folder, compact=False)
     heading(f"A checkpoint of {CHANGED:,} changed keys; LMDB working state, local disk, fsync")
-    first = rows[0]
-    table(
-        ("keys", "checkpoint ms", "ratio", "bytes", "cache advance ms", "fetch and update ms"),
-        [
-            (f"{n:,}", f"{ms:.1f}", f"{ms / first[1]:.2f}", f"{size:,}", f"{a:.1f}", f"{u:.1f}")
-            for n, ms, size, a, u in rows
-        ],
-    )
-    heading(f"The same with merging, over {BATCHES} checkpoints")
-    columns = ("keys", "bytes a checkpoint", "times the delta", "mean ms", "files at the end")
-    table(columns, merged_rows)
+    first = plain[SIZES[0]].checkpoint_ms
+    columns = ("keys", "checkpoint ms", "ratio", "bytes", "cache advance ms", "fetch and update ms")
+    rows: list[tuple[object, ...]] = []
+    for size, found in plain.items():
+        ratio = f"{found.checkpoint_ms / first:.2f}"
+        times = [f"{ms:.1f}" for ms in (found.checkpoint_ms, found.advance_ms, found.update_ms)]
+        rows.append((f"{size:,}", times[0], ratio, f"{found.bytes:,}", times[1], times[2]))
+    table(columns, rows)
+    merged = _measure(folder, compact=True)
+    heading(f"The same with merging: means over {BATCHES} checkpoints")
+    rows = []
+    for size, found in merged.items():
+        ratio = f"{found.mean_bytes / plain[size].bytes:.1f}"
+        mean = f"{found.mean_bytes:,.0f}"
+        rows.append((f"{size:,}", mean, ratio, f"{found.mean_ms:.1f}", found.files))
+    table(("keys", "bytes", "times the delta", "checkpoint ms", "files at the end"), rows)
     restores(folder / str(SIZES[-1]), SIZES[-1])
+
+
+def _keys(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Spread numbers over all of int64, so that keys are as long in a small state as in a large."""
+    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed.view(np.int64)
 
 
 def _build(folder: Path, size: int) -> None:
     run = Run(folder, compact=True)
     for start in range(0, size, 500_000):
-        keys = np.arange(start, min(size, start + 500_000))
-        run.update(keys, 0)
+        run.update(_keys(np.arange(start, min(size, start + 500_000))), 0)
         run.checkpoint()
         run.storage.retain(1)
         run.storage.sweep(10**9)
-    # One full file to begin with, as after a fold.
     run.subtask.close()
 
 
-def _batch(rng: np.random.Generator, size: int) -> np.ndarray[Any, Any]:
-    return rng.choice(size, CHANGED, replace=False)
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Medians of one size of state, the first checkpoints left out; the means are over all."""
+
+    checkpoint_ms: float
+    advance_ms: float
+    update_ms: float
+    bytes: int
+    mean_ms: float
+    mean_bytes: float
+    files: int
 
 
-def _plain_row(folder: Path, size: int) -> tuple[int, float, int, float, float]:
-    run, rng = Run(folder, compact=False), np.random.default_rng(7)
-    taken: list[tuple[float, float, int]] = []
-    updates: list[float] = []
+def _measure(folder: Path, *, compact: bool) -> dict[int, Found]:
+    """Take checkpoints of all sizes in turn, in rotated order."""
+    runs = {size: Run(folder / str(size), compact=compact) for size in SIZES}
+    rng = np.random.default_rng(7)
+    taken: dict[int, list[tuple[float, float, int, float]]] = {size: [] for size in SIZES}
     gc.collect()
     for number in range(BATCHES):
-        keys = _batch(rng, size)
-        start = time.perf_counter()
-        run.update(keys, number)
-        updates.append(time.perf_counter() - start)
-        taken.append(run.checkpoint())
-    run.subtask.close()
+        shift = number % len(SIZES)
+        for size in SIZES[shift:] + SIZES[:shift]:
+            keys = _keys(rng.choice(size, CHANGED, replace=False))
+            start = time.perf_counter()
+            runs[size].update(keys, number)
+            updated = time.perf_counter() - start
+            taken[size].append((*runs[size].checkpoint(), updated))
+    found = {size: _summary(runs[size], taken[size]) for size in SIZES}
+    for run in runs.values():
+        run.subtask.close()
+    return found
+
+
+def _summary(run: Run, taken: list[tuple[float, float, int, float]]) -> Found:
     # The first ones warm the caches up.
-    seconds, advance, written = zip(*taken[4:], strict=True)
-    return (
-        size,
-        statistics.median(seconds) * 1e3,
-        int(statistics.median(written)),
-        statistics.median(advance) * 1e3,
-        statistics.median(updates[4:]) * 1e3,
+    seconds, advances, written, updates = zip(*taken[4:], strict=True)
+    return Found(
+        checkpoint_ms=statistics.median(seconds) * 1e3,
+        advance_ms=statistics.median(advances) * 1e3,
+        update_ms=statistics.median(updates) * 1e3,
+        bytes=int(statistics.median(written)),
+        mean_ms=statistics.fmean(row[0] for row in taken) * 1e3,
+        mean_bytes=statistics.fmean(row[2] for row in taken),
+        files=0 if run.record is None else len(run.record.subtasks[0].keyed),
     )
-
-
-def _merged_row(folder: Path, size: int) -> tuple[str, str, str, str, int]:
-    run, rng = Run(folder, compact=True), np.random.default_rng(8)
-    run.update(_batch(rng, size), 0)
-    run.checkpoint()
-    taken = []
-    for number in range(BATCHES):
-        run.update(_batch(rng, size), number)
-        taken.append(run.checkpoint())
-    run.subtask.close()
-    written = [entry for _, _, entry in taken]
-    delta = min(written)
-    mean = statistics.fmean(seconds for seconds, _, _ in taken) * 1e3
-    files = 0 if run.record is None else len(run.record.subtasks[0].keyed)
-    average = statistics.fmean(written)
-    return f"{size:,}", f"{average:,.0f}", f"{average / delta:.1f}", f"{mean:.1f}", files
 
 
 def restores(folder: Path, size: int) -> None:

@@ -25,7 +25,7 @@ from flowstate.storage._port import StateFileSystem
 
 __all__ = ["SectionCursor", "StateFileReader", "segments_within"]
 
-_WHOLE_BYTES = 128 << 10
+_WHOLE_BYTES = 32 << 10
 """Up to this size a second request costs more than the bytes that it would spare."""
 
 _BROKEN = (pa.ArrowException, OSError, ValueError, KeyError)

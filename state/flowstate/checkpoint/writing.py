@@ -30,6 +30,7 @@ from flowstate.storage._port import StateFileSystem
 __all__ = [
     "SEGMENT_BYTES",
     "SEGMENT_BYTES_MAX",
+    "SEGMENT_BYTES_MIN",
     "KeyedSection",
     "ListSection",
     "encode_state_file",
@@ -40,10 +41,13 @@ __all__ = [
 
 SEGMENT_BYTES = 64 << 10
 """Small key groups share a segment until it has about this size, before compression."""
+SEGMENT_BYTES_MIN = 8 << 10
+"""Below this a segment's own metadata would outweigh what is saved by reading less."""
 SEGMENT_BYTES_MAX = 1 << 20
 """A key group that is larger is cut, so that no reader needs much memory for one segment."""
 
 _VALUE = "value"
+_SEGMENTS_WANTED = 16
 
 Emit = Callable[[bytes | memoryview], object]
 
@@ -234,17 +238,27 @@ def _cut_groups(table: pa.Table, starts: list[int]) -> Iterator[tuple[int, int]]
 
     Measuring from the top costs two measurements a segment, however many key groups there are.
     """
+    limit = _segment_bytes(table)
     pending = [(0, len(starts) - 1)]
     while pending:
         low, high = pending.pop()
         start, stop = starts[low], starts[high]
         if high - low == 1:
             yield from _cut_rows(table, start, stop, SEGMENT_BYTES_MAX)
-        elif table.slice(start, stop - start).nbytes <= SEGMENT_BYTES:
+        elif table.slice(start, stop - start).nbytes <= limit:
             yield start, stop
         else:
             middle = (low + high) // 2
             pending += [(middle, high), (low, middle)]
+
+
+def _segment_bytes(table: pa.Table) -> int:
+    """Return how large segments are to be: small ones in a small file.
+
+    A subtask that owns a sixteenth of the key groups is to read about a sixteenth of a delta, too,
+    and not half of it because it has only two segments.
+    """
+    return min(SEGMENT_BYTES, max(SEGMENT_BYTES_MIN, table.nbytes // _SEGMENTS_WANTED))
 
 
 def _cut_rows(table: pa.Table, start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
