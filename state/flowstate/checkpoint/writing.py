@@ -258,7 +258,8 @@ def _segment_bytes(table: pa.Table) -> int:
     A subtask that owns a sixteenth of the key groups is to read about a sixteenth of a delta, too,
     and not half of it because it has only two segments.
     """
-    return min(SEGMENT_BYTES, max(SEGMENT_BYTES_MIN, table.nbytes // _SEGMENTS_WANTED))
+    share: int = table.nbytes // _SEGMENTS_WANTED
+    return min(SEGMENT_BYTES, max(SEGMENT_BYTES_MIN, share))
 
 
 def _cut_rows(table: pa.Table, start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:

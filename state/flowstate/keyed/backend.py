@@ -226,6 +226,11 @@ class KeyedStateBackend:
         self._pending = {
             pending: slots for pending, slots in self._pending.items() if pending > checkpoint_id
         }
+        if self._pending:
+            # The base store moves on now, and nothing can be evicted while a later one is open.
+            for table in self._tables.values():
+                if isinstance(table, ListTable):
+                    table.complete_saved()
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Take note that a snapshot is void: its changes belong to the next one again."""

@@ -259,6 +259,15 @@ class ListTable(Table):
         entry.units = units + entry.units
         entry.complete = True
 
+    def complete_saved(self) -> None:
+        """Read the rest of each list that is partly in a snapshot, before the base store has it.
+
+        Afterwards it could not be told which of the units in memory the base store has as well.
+        """
+        for slot, entry in self.entries.items():
+            if entry.saved:
+                self._complete(slot, entry)
+
     def _chunk(self, values: list[Any], stamps: list[int] | None) -> list[Unit]:
         if not self._has_ttl:
             return values
