@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,23 @@ class S3Location:
 @pytest.fixture(scope="session")
 def s3_options() -> Iterator[dict[str, Any]]:
     """Start a server with S3's interface in this process; return how to reach it."""
-    from moto.server import ThreadedMotoServer
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server
+
+    application = DomainDispatcherApplication(create_backend_app)
+    one_at_a_time = threading.Lock()
+
+    def serve(environ: dict[str, Any], start_response: Any) -> Any:
+        # S3 decides and writes a conditional PUT in one step. moto looks first and writes then, so
+        # that two of them could both succeed.
+        if "HTTP_IF_NONE_MATCH" not in environ:
+            return application(environ, start_response)
+        with one_at_a_time:
+            return application(environ, start_response)
 
     with pytest.MonkeyPatch.context() as environment:
         # Neither a developer's own settings nor a proxy may come between us and the server.
@@ -33,17 +50,21 @@ def s3_options() -> Iterator[dict[str, Any]]:
         environment.setenv("AWS_CONFIG_FILE", "/dev/null")
         environment.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
         environment.setenv("NO_PROXY", "127.0.0.1")
-        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
+        server = make_server(
+            "127.0.0.1", 0, serve, threaded=True, request_handler=MotoRequestHandler
+        )
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
         yield {
             "key": "access-key-of-the-tests",
             "secret": "secret-key-of-the-tests",
-            "endpoint_url": f"http://{host}:{port}",
+            "endpoint_url": f"http://127.0.0.1:{server.server_port}",
             # Not us-east-1, the one region that may not be named when a bucket is made in it.
             "client_kwargs": {"region_name": "eu-central-1"},
         }
-        server.stop()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.fixture
