@@ -13,8 +13,11 @@ import xxhash
 from flowstate.checkpoint import (
     CheckpointRecord,
     CheckpointStorage,
+    FileHandle,
     KeyedHandle,
+    OperatorHandle,
     StateFileReader,
+    SubtaskSnapshot,
     convert_rows,
     merge_rows,
 )
@@ -25,10 +28,12 @@ from flowstate.rows import StateRows
 from flowstate.types import type_from_text
 
 __all__ = [
+    "ElementRange",
     "KeyedShare",
     "check_restorable",
     "keyed_share",
     "load_rows",
+    "operator_ranges",
     "operator_share",
     "stretches",
 ]
@@ -147,6 +152,49 @@ def _merged(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class ElementRange:
+    """Some neighbouring elements of one operator state in one file; never empty."""
+
+    handle: OperatorHandle
+    start: int
+    stop: int
+    """Both are places in the file."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def operator_ranges(
+    record: CheckpointRecord, *, subtask_index: int, parallelism: int
+) -> dict[str, list[ElementRange]]:
+    """Return where a subtask's share of the operator states is, as they are redistributed."""
+    shares = redistribute(
+        _counts(record), old_parallelism=record.parallelism, new_parallelism=parallelism
+    )
+    return {
+        name: [
+            part
+            for piece in slices
+            for part in _cut(record.subtasks[piece.old_subtask], name, piece.start, piece.stop)
+        ]
+        for name, slices in shares[subtask_index].items()
+    }
+
+
+def _cut(subtask: SubtaskSnapshot, name: str, start: int, stop: int) -> Iterator[ElementRange]:
+    """Find some elements of a subtask's list in the files that the list consists of."""
+    offset = 0
+    for handle in subtask.operator:
+        if (meta := handle.states.get(name)) is None:
+            continue
+        low, high = max(start, offset), min(stop, offset + meta.count)
+        if low < high:
+            shift = meta.start - offset
+            yield ElementRange(handle, low + shift, high + shift)
+        offset += meta.count
+
+
 def operator_share(
     storage: CheckpointStorage,
     record: CheckpointRecord,
@@ -155,44 +203,35 @@ def operator_share(
     parallelism: int,
 ) -> dict[str, pa.Array]:
     """Read a subtask's share of the operator states, as they are redistributed."""
-    shares = redistribute(
-        _counts(record), old_parallelism=record.parallelism, new_parallelism=parallelism
-    )
-    readers: dict[int, StateFileReader] = {}
+    readers: dict[FileHandle, StateFileReader] = {}
     found: dict[str, pa.Array] = {}
-    for name, slices in shares[subtask_index].items():
+    ranges = operator_ranges(record, subtask_index=subtask_index, parallelism=parallelism)
+    for name, parts in ranges.items():
         pieces: list[pa.Array] = []
-        for piece in slices:
-            if piece.old_subtask not in readers:
-                operator = record.subtasks[piece.old_subtask].operator
-                if operator is None:
-                    raise AssertionError("a slice is of a subtask that reported the state")
-                readers[piece.old_subtask] = storage.reader(operator.file)
-            elements = readers[piece.old_subtask].read_elements(name, piece.start, piece.stop)
-            pieces.extend(elements.chunks)
+        for part in parts:
+            file = part.handle.file
+            reader = readers.setdefault(file, storage.reader(file))
+            pieces.extend(reader.read_elements(name, part.start, part.stop).chunks)
         if pieces:
             found[name] = pa.concat_arrays(pieces)
     return found
 
 
 def _counts(record: CheckpointRecord) -> Mapping[str, StateCounts]:
-    names = sorted(
-        {
-            name
-            for subtask in record.subtasks
-            if subtask.operator
-            for name in subtask.operator.states
-        }
-    )
+    counts = [_elements_of(subtask) for subtask in record.subtasks]
+    names = sorted({name for of_subtask in counts for name in of_subtask})
     return {
         name: StateCounts(
             Redistribution(record.operator_states[name]["mode"]),
-            tuple(
-                subtask.operator.states[name].count
-                if subtask.operator is not None and name in subtask.operator.states
-                else None
-                for subtask in record.subtasks
-            ),
+            tuple(of_subtask.get(name) for of_subtask in counts),
         )
         for name in names
     }
+
+
+def _elements_of(subtask: SubtaskSnapshot) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for handle in subtask.operator:
+        for name, meta in handle.states.items():
+            counts[name] += meta.count
+    return counts

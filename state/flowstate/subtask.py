@@ -452,10 +452,10 @@ class Subtask:
 
     def _snapshot_operator(
         self, batch_id: int, keyed: Sequence[KeyedHandle]
-    ) -> OperatorHandle | None:
+    ) -> tuple[OperatorHandle, ...]:
         states = self._operator.snapshot()
         if not states:
-            return None
+            return ()
         file = self._storage.write_file(
             [ListSection.of(state.name, state.elements) for state in states],
             batch_id=batch_id,
@@ -465,11 +465,12 @@ class Subtask:
         counts = {
             state.name: OperatorStateMeta(state.mode.value, len(state.elements)) for state in states
         }
-        return OperatorHandle(file=file, states=counts)
+        return (OperatorHandle(file=file, states=counts),)
 
-    def _next_digest(self, handles: Sequence[KeyedHandle], operator: OperatorHandle | None) -> str:
+    def _next_digest(
+        self, handles: Sequence[KeyedHandle], operator: Sequence[OperatorHandle]
+    ) -> str:
         before = self._pending[max(self._pending)].digest if self._pending else self._digest
         parts = [before, self.run, *(handle.file.digest for handle in handles)]
-        if operator is not None:
-            parts.append(operator.file.digest)
+        parts += [handle.file.digest for handle in operator]
         return xxhash.xxh3_128_hexdigest("/".join(parts).encode())

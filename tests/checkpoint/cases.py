@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import datetime as dt
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
 from typing import Any, BinaryIO
@@ -223,6 +223,9 @@ class SpyFileSystem:
 
     def list(self, folder: str) -> builtins.list[FileEntry]:
         return self._inner.list(folder)
+
+    def move(self, names: Mapping[str, str]) -> None:
+        self._inner.move(names)
 
     def delete(self, paths: Iterable[str]) -> None:
         self._inner.delete(paths)

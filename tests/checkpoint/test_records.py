@@ -52,7 +52,7 @@ def full_record() -> CheckpointRecord:
     )
     first = msgspec.structs.replace(
         record.subtasks[0],
-        operator=OperatorHandle(file=STORED, states={"offsets": OperatorStateMeta("union", 3)}),
+        operator=(OperatorHandle(file=STORED, states={"offsets": OperatorStateMeta("union", 3)}),),
         lineage=((5, "a"), (6, "b")),
         attributes={"timer": 12},
     )
@@ -135,7 +135,7 @@ def test_a_record_is_not_a_snapshot() -> None:
 @pytest.mark.parametrize("path", ["../../secret", "/etc/passwd", "chk-1/_metadata", "shared/../x"])
 def test_a_record_that_leads_out_of_its_root_is_refused(path: str) -> None:
     payload = json.loads(encode_record(full_record()))["record"]
-    payload["subtasks"][0]["operator"]["file"]["path"] = path
+    payload["subtasks"][0]["operator"][0]["file"]["path"] = path
 
     with pytest.raises(UnsafeNameError):
         decode_record(sealed(payload), "chk-7/_metadata")

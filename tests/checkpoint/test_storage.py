@@ -397,7 +397,7 @@ def with_operator_state(storage: CheckpointStorage, count: int) -> CheckpointRec
     file = storage.write_file([ListSection.of("l", pa.array([1, 2]))], batch_id=0, run="run")
     record = record_of(1, put_file(storage, 0))
     operator = OperatorHandle(file=file, states={"l": OperatorStateMeta("even", count)})
-    subtask = msgspec.structs.replace(record.subtasks[0], operator=operator)
+    subtask = msgspec.structs.replace(record.subtasks[0], operator=(operator,))
     return msgspec.structs.replace(record, subtasks=(subtask,))
 
 

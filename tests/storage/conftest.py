@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-# The suite is no test module by its name, but its asserts are to explain themselves too.
-pytest.register_assert_rewrite("flowstate.testing.storage_suite")
+# The suites are no test modules by their names, but their asserts are to explain themselves too.
+for suite in ("base", "moves_suite", "suite"):
+    pytest.register_assert_rewrite(f"flowstate.testing.storage_{suite}")
 
 _BUCKET_NUMBERS = itertools.count()
 

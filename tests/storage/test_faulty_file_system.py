@@ -55,6 +55,7 @@ USES: list[tuple[OperationName, Use]] = [
     (OperationName.READ, lambda files: files.read("there")),
     (OperationName.READ_RANGES, lambda files: files.read_ranges("there", [(0, 1)])),
     (OperationName.LIST, lambda files: files.list("")),
+    (OperationName.MOVE, lambda files: files.move({"there": "elsewhere"})),
     (OperationName.DELETE, lambda files: files.delete(["there"])),
     (OperationName.OPEN_OUTPUT, _write_output),
     (OperationName.WRITE_OUTPUT, _write_output),

@@ -61,17 +61,24 @@ class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OperatorStateMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one operator state is to be redistributed, and how many elements it has here."""
+    """How one operator state is to be redistributed, and which elements of the file count."""
 
     mode: str
     count: int
+    start: int = 0
+    """How many elements at the beginning of the file are not meant any more."""
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or self.start < 0:
+            raise ValueError(f"there are no {self.count} elements from {self.start} on")
 
 
 class OperatorHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A state file with the operator states of one subtask."""
+    """A state file with elements of operator states of one subtask."""
 
     file: FileHandle
     states: dict[str, OperatorStateMeta]
+    attributes: dict[str, Any] = {}
 
 
 class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +89,8 @@ class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What the subtask owns; None without keyed state."""
     keyed: tuple[KeyedHandle, ...] = ()
     """Oldest first, by ``last_checkpoint``; the later ones win."""
-    operator: OperatorHandle | None = None
+    operator: tuple[OperatorHandle, ...] = ()
+    """A state's list is what the handles have of it, one after the other."""
     digest: str
     lineage: tuple[tuple[int, str], ...] = ()
     """Checkpoint id and digest of the snapshots that this one follows, newest last."""
@@ -110,8 +118,8 @@ class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """The files that the snapshot consists of."""
         for keyed in self.keyed:
             yield keyed.file
-        if self.operator is not None:
-            yield self.operator.file
+        for operator in self.operator:
+            yield operator.file
 
 
 class CheckpointRecord(
@@ -244,8 +252,9 @@ def map_files(
         changed(
             subtask,
             keyed=tuple(changed(handle, file=replace(handle.file)) for handle in subtask.keyed),
-            operator=subtask.operator
-            and changed(subtask.operator, file=replace(subtask.operator.file)),
+            operator=tuple(
+                changed(handle, file=replace(handle.file)) for handle in subtask.operator
+            ),
         )
         for subtask in record.subtasks
     )

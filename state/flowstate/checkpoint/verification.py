@@ -189,16 +189,15 @@ def _segment_problems(
 def _count_problems(
     file_system: StateFileSystem, subtask: SubtaskSnapshot
 ) -> Iterator[VerifyProblem]:
-    """Check that the elements of operator state are as many as the record says."""
-    if subtask.operator is None:
-        return
-    reader = StateFileReader(file_system, subtask.operator.file)
-    try:
-        sections = reader.sections
-    except SnapshotError:
-        return  # Reported with the file.
-    counts = {name: meta.count for name, meta in subtask.operator.states.items()}
-    actual = {name: section.rows for name, section in sections.items()}
-    if counts != actual:
-        error = reader.corrupt("the number of elements", expected=counts, actual=actual)
-        yield VerifyProblem(reader.where, error)
+    """Check that the elements of operator state which the record means are in the files."""
+    for handle in subtask.operator:
+        reader = StateFileReader(file_system, handle.file)
+        try:
+            sections = reader.sections
+        except SnapshotError:
+            continue  # Reported with the file.
+        wanted = {name: meta.start + meta.count for name, meta in handle.states.items()}
+        actual = {name: section.rows for name, section in sections.items()}
+        if any(actual.get(name, -1) < stop for name, stop in wanted.items()):
+            error = reader.corrupt("the number of elements", expected=wanted, actual=actual)
+            yield VerifyProblem(reader.where, error)

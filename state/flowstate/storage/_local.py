@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import BinaryIO, cast
 
@@ -113,6 +113,21 @@ class LocalStateFileSystem:
         top = os.path.join(self._root, folder)
         with self._errors("list", top):
             return sorted(_files_below(top, f"{folder}/" if folder else ""))
+
+    def move(self, names: Mapping[str, str]) -> None:
+        moves = [(self._full(old), self._full(new)) for old, new in names.items()]
+        folders = set()
+        for old, new in moves:
+            with self._errors("move", old):
+                _make_folder(os.path.dirname(new))
+                try:
+                    os.replace(old, new)
+                except FileNotFoundError:
+                    continue
+                folders |= {os.path.dirname(old), os.path.dirname(new)}
+        for folder in sorted(folders):
+            with self._errors("move", folder):
+                _sync_folder(folder)
 
     def delete(self, paths: Iterable[str]) -> None:
         full_paths = [self._full(path) for path in paths]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 
@@ -84,6 +84,13 @@ class MemoryStateFileSystem:
             for name, info in found.items()
             if name.startswith(top)
         )
+
+    def move(self, names: Mapping[str, str]) -> None:
+        moves = [(self._full(old), self._full(new)) for old, new in names.items()]
+        for old, new in moves:
+            with _STORE_LOCK, store_errors("move", f"memory:/{old}"), suppress(*ABSENT):
+                self._fs.pipe_file(new, self._fs.cat_file(old))
+                self._fs.rm_file(old)
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in [check_path(path) for path in paths]:

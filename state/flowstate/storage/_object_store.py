@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, BinaryIO, cast
@@ -27,7 +27,7 @@ from flowstate.storage._port import (
     store_errors,
 )
 
-_DELETE_THREADS = 16
+_THREADS = 16
 _CONFLICT_ATTEMPTS = 6
 _CONFLICT_PAUSE_S = 0.05
 # Shorter values ("", "1", "us") are no secrets, and replacing them would garble every message.
@@ -121,15 +121,19 @@ class ObjectStoreFileSystem:
             if name.startswith(top) and info["type"] == "file"
         )
 
+    def move(self, names: Mapping[str, str]) -> None:
+        moves = [(old, self._full(old), self._full(new)) for old, new in names.items()]
+        _in_threads(self._move, moves)
+
+    def _move(self, old: str, full_old: str, full_new: str) -> None:
+        with self._errors("move", old), suppress(*ABSENT):
+            self._fs.cp_file(full_old, full_new)
+            self._fs.rm_file(full_old)
+
     def delete(self, paths: Iterable[str]) -> None:
         # One request each, because the bulk request of s3fs does not report what it could not
         # delete (s3fs 2026.9, _bulk_delete).
-        full_paths = [(path, self._full(path)) for path in paths]
-        if not full_paths:
-            return
-        with ThreadPoolExecutor(min(_DELETE_THREADS, len(full_paths))) as threads:
-            for done in [threads.submit(self._delete, *pair) for pair in full_paths]:
-                done.result()
+        _in_threads(self._delete, [(path, self._full(path)) for path in paths])
 
     def _delete(self, path: str, full: str) -> None:
         with self._errors("delete", path), suppress(*ABSENT):
@@ -219,6 +223,16 @@ class ObjectStoreFileSystem:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def _in_threads(work: Callable[..., None], arguments: Sequence[tuple[str, ...]]) -> None:
+    """Do the same for several files at once, and raise the first error when all are done."""
+    if not arguments:
+        return
+    with ThreadPoolExecutor(min(_THREADS, len(arguments))) as threads:
+        futures = [threads.submit(work, *of_file) for of_file in arguments]
+    for future in futures:
+        future.result()
 
 
 def _error_code(error: BaseException | None) -> str | None:

@@ -6,7 +6,7 @@ import builtins
 import errno
 import io
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
@@ -94,6 +94,15 @@ class StateFileSystem(Protocol):
 
         No listing cache is used. An absent folder has no files. Temporary files that a crash
         left behind are listed too, so that a sweep can remove them.
+        """
+        ...
+
+    def move(self, names: Mapping[str, str]) -> None:
+        """Give files (the keys) other names (the values), and make that durable.
+
+        Whoever reads a new name finds nothing or the whole file. A file that is absent was moved
+        before and is no error, so that a move that failed may be repeated; what stood under a new
+        name is replaced. An object store copies, and until it is done both names are there.
         """
         ...
 

@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,6 +49,8 @@ class OperationName(StrEnum):
     READ = "read"
     READ_RANGES = "read_ranges"
     LIST = "list"
+    MOVE = "move"
+    """Each file of a ``move`` is an operation of its own."""
     DELETE = "delete"
     """Each file of a ``delete`` is an operation of its own."""
     OPEN_OUTPUT = "open_output"
@@ -223,6 +225,13 @@ class FaultyFileSystem:
     def list(self, folder: str) -> builtins.list[FileEntry]:
         with self._operation(OperationName.LIST, folder):
             return self._inner.list(folder)
+
+    def move(self, names: Mapping[str, str]) -> None:
+        for path in (*names, *names.values()):
+            check_path(path)
+        for old, new in names.items():
+            with self._operation(OperationName.MOVE, old):
+                self._inner.move({old: new})
 
     def delete(self, paths: Iterable[str]) -> None:
         # All are checked before the first goes, as in one call of the wrapped file system.

@@ -9,28 +9,20 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from flowstate.errors import SnapshotCorruptError, SnapshotMissingError, UnsafeNameError
 from flowstate.storage.filesystems import TEMPORARY_PREFIX, FileEntry, StateFileSystem
+from flowstate.testing.storage_base import RACERS, UNSAFE_PATHS, race
+from flowstate.testing.storage_moves_suite import MovingSuite
 
 __all__ = ["FileSystemSuite"]
 
-T = TypeVar("T")
-
-_RACERS = 8
 _RACE_ROUNDS = 5
-_RACE_TIMEOUT_S = 60
-_SWITCH_INTERVAL_S = 1e-5
 
 _DATA = bytes(range(256)) * 4
 _END = len(_DATA)
@@ -55,19 +47,6 @@ _NAMES = [
     pytest.param(".hidden/.file", id="dots-first"),
     pytest.param("a..b/...", id="dots-inside"),
     pytest.param("n" * 200, id="long"),
-]
-
-_UNSAFE_PATHS = [
-    pytest.param("/file", id="absolute"),
-    pytest.param("folder/", id="slash-last"),
-    pytest.param("folder//file", id="empty-part"),
-    pytest.param(".", id="dot"),
-    pytest.param("folder/./file", id="dot-inside"),
-    pytest.param("..", id="dots"),
-    pytest.param("../file", id="dots-first"),
-    pytest.param("folder/../../file", id="dots-inside"),
-    pytest.param("folder\\file", id="backslash"),
-    pytest.param("fi\0le", id="nul"),
 ]
 
 # While folder/file is the only file.
@@ -103,17 +82,8 @@ _RANGES_BEYOND_THE_END = [
 ]
 
 
-class FileSystemSuite(ABC):
+class FileSystemSuite(MovingSuite):
     """Every promise that ``StateFileSystem`` makes, on the store of the subclass."""
-
-    @abstractmethod
-    def open_file_system(self, tmp_path: Path) -> StateFileSystem:
-        """Open an instance whose root is empty at first and shared by all calls of one test."""
-
-    @pytest.fixture
-    def files(self, tmp_path: Path) -> StateFileSystem:
-        """Return the file system under test."""
-        return self.open_file_system(tmp_path)
 
     # Writing
 
@@ -262,16 +232,16 @@ class FileSystemSuite(ABC):
     def test_of_racing_creates_exactly_one_creates(self, files: StateFileSystem) -> None:
         for number in range(_RACE_ROUNDS):
             path = f"round-{number}/record"
-            outcomes = _race_to_create([files] * _RACERS, path)
+            outcomes = _race_to_create([files] * RACERS, path)
 
-            assert sorted(outcomes) == [False] * (_RACERS - 1) + [True]
+            assert sorted(outcomes) == [False] * (RACERS - 1) + [True]
             assert files.read(path) == _mark(outcomes.index(True))
             assert files.list(f"round-{number}") == [FileEntry(path, len(_mark(0)))]
 
     def test_of_racing_creates_of_several_instances_exactly_one_creates(
         self, tmp_path: Path
     ) -> None:
-        instances = [self.open_file_system(tmp_path) for _ in range(_RACERS)]
+        instances = [self.open_file_system(tmp_path) for _ in range(RACERS)]
         for number in range(_RACE_ROUNDS):
             path = f"round-{number}/record"
             outcomes = _race_to_create(instances, path)
@@ -286,7 +256,7 @@ class FileSystemSuite(ABC):
         def create_and_read(racer: int) -> tuple[bool, bytes]:
             return files.create_exclusively("record", _mark(racer)), files.read("record")
 
-        outcomes = _race(create_and_read)
+        outcomes = race(create_and_read)
 
         winners = [racer for racer, (created, _) in enumerate(outcomes) if created]
         assert len(winners) == 1
@@ -305,7 +275,7 @@ class FileSystemSuite(ABC):
             except SnapshotMissingError:
                 return None
 
-        seen = _race(create_or_read)
+        seen = race(create_or_read)
 
         assert seen[0] == data
         assert set(seen) <= {None, data}
@@ -313,11 +283,11 @@ class FileSystemSuite(ABC):
     def test_creates_of_different_names_do_not_hinder_each_other(
         self, files: StateFileSystem
     ) -> None:
-        outcomes = _race(lambda racer: files.create_exclusively(f"folder/{racer}", _mark(racer)))
+        outcomes = race(lambda racer: files.create_exclusively(f"folder/{racer}", _mark(racer)))
 
-        assert outcomes == [True] * _RACERS
+        assert outcomes == [True] * RACERS
         assert [files.read(entry.path) for entry in files.list("folder")] == [
-            _mark(racer) for racer in range(_RACERS)
+            _mark(racer) for racer in range(RACERS)
         ]
 
     def test_racing_creates_and_deletes_in_one_folder_all_succeed(
@@ -332,9 +302,9 @@ class FileSystemSuite(ABC):
                 files.delete([path])
             return created
 
-        outcomes = _race(create_and_delete)
+        outcomes = race(create_and_delete)
 
-        assert outcomes == [[True] * _RACE_ROUNDS] * _RACERS
+        assert outcomes == [[True] * _RACE_ROUNDS] * RACERS
         assert files.list("") == []
 
     # Reading
@@ -407,7 +377,7 @@ class FileSystemSuite(ABC):
                 for _ in range(_RACE_ROUNDS)
             )
 
-        assert _race(read) == [True] * _RACERS
+        assert race(read) == [True] * RACERS
 
     # Listing
 
@@ -527,7 +497,7 @@ class FileSystemSuite(ABC):
 
     # Paths
 
-    @pytest.mark.parametrize("path", [*_UNSAFE_PATHS, pytest.param("", id="empty")])
+    @pytest.mark.parametrize("path", [*UNSAFE_PATHS, pytest.param("", id="empty")])
     def test_an_unsafe_path_is_refused_by_every_operation(
         self, files: StateFileSystem, path: str
     ) -> None:
@@ -546,7 +516,7 @@ class FileSystemSuite(ABC):
 
         assert files.list("") == []
 
-    @pytest.mark.parametrize("folder", _UNSAFE_PATHS)
+    @pytest.mark.parametrize("folder", UNSAFE_PATHS)
     def test_an_unsafe_folder_is_not_listed(self, files: StateFileSystem, folder: str) -> None:
         with pytest.raises(UnsafeNameError):
             files.list(folder)
@@ -571,22 +541,4 @@ def _write_and_raise(files: StateFileSystem, path: str, data: bytes, error: Base
 
 
 def _race_to_create(instances: Sequence[StateFileSystem], path: str) -> list[bool]:
-    return _race(lambda racer: instances[racer].create_exclusively(path, _mark(racer)))
-
-
-def _race(run: Callable[[int], T]) -> list[T]:
-    """Call ``run`` in as many threads as there are racers, all at once, and return the results."""
-    start = threading.Barrier(_RACERS, timeout=_RACE_TIMEOUT_S)
-
-    def wait_and_run(racer: int) -> T:
-        start.wait()
-        return run(racer)
-
-    # Left alone, a thread often runs to the end of a short operation, and no race takes place.
-    switch_interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    try:
-        with ThreadPoolExecutor(_RACERS) as threads:
-            return list(threads.map(wait_and_run, range(_RACERS)))
-    finally:
-        sys.setswitchinterval(switch_interval_s)
+    return race(lambda racer: instances[racer].create_exclusively(path, _mark(racer)))

@@ -205,13 +205,15 @@ class _Script:
         reported = self._operator.checkpoint().subtasks[0].operator
         if op == "handle":
             none_expected = expected is None or str(expected).startswith("null")
-            expect(f"{where}, nothing reported", none_expected, reported is None)
-        elif reported is None:
+            expect(f"{where}, nothing reported", none_expected, not reported)
+            return
+        if not reported:
             raise Mismatch(where, expected, "no state reported")
-        elif op == "offsets":
-            expect(where, expected, sum(state.count for state in reported.states.values()))
+        states = {name: meta.count for handle in reported for name, meta in handle.states.items()}
+        if op == "offsets":
+            expect(where, expected, sum(states.values()))
         else:
-            expect(where, unordered(expected), unordered(reported.states))
+            expect(where, unordered(expected), unordered(states))
 
 
 def _is_of_map(statement: str) -> bool:
