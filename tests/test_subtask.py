@@ -112,6 +112,56 @@ def test_working_state_is_rebuilt_when_the_way_to_it_has_been_merged_away(
         assert get(later, "key-17") == 17
 
 
+def test_working_state_is_advanced_over_deltas_that_were_merged(url: str, tmp_path: Path) -> None:
+    descriptor = MapStateDescriptor("map", str, int)
+
+    def map_of(operator: LocalOperator) -> Any:
+        return operator.subtask_of("k").keyed.get_map_state(descriptor)
+
+    with open_operator(url) as elsewhere:
+        fill(elsewhere)
+        for key in ("gone", "back"):
+            put(elsewhere, key, 1)
+        map_of(elsewhere).put_all({"x": 1, "y": 2})
+        elsewhere.checkpoint()
+        put(elsewhere, "a", 1)
+        put(elsewhere, "b", 1)
+        elsewhere.checkpoint()
+        with open_operator(url, working_folder=tmp_path) as local:
+            assert how_of(local) == {"rebuilt"}
+        for key in ("gone", "back"):
+            elsewhere.subtask_of(key).keyed.get_state(COUNT).clear()
+        map_of(elsewhere).clear()
+        map_of(elsewhere).put("z", 3)
+        elsewhere.checkpoint()
+        put(elsewhere, "back", 2)
+        # The tier that is merged has deltas from before and from after the local version.
+        for count in range(2, 10):
+            put(elsewhere, "a", count)
+            elsewhere.checkpoint()
+
+    with open_operator(url, working_folder=tmp_path) as later:
+        assert how_of(later) == {"advanced"}
+        found = [get(later, key) for key in ("a", "b", "gone", "back", "filler-7")]
+        assert found == [9, 1, 0, 2, 7 * 7919]
+        assert dict(map_of(later).items()) == {"z": 3}
+
+
+def test_the_next_checkpoint_after_a_fold_finds_working_state_to_advance(
+    url: str, tmp_path: Path
+) -> None:
+    hows = []
+    for count in range(1, 40):
+        with open_operator(url, working_folder=tmp_path) as operator:
+            put(operator, "a", count)
+            put(operator, f"key-{count}", count)
+            hows.append(how_of(operator))
+            record = operator.checkpoint()
+
+    assert any(handle.full and handle.last_checkpoint > 1 for handle in record.subtasks[0].keyed)
+    assert {"rebuilt"} not in hows[1:]
+
+
 def test_deletions_and_cleared_maps_reach_working_state_that_is_advanced(
     url: str, tmp_path: Path
 ) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from flowstate.checkpoint.identity import codes_of
 from flowstate.errors import StateDescriptorError, StateTypeError
 
 __all__ = ["Aggregate", "Reducer", "aggregate_of"]
@@ -45,13 +47,21 @@ class Aggregate(ABC):
     def merge(self, a: Any, b: Any) -> Any:
         """Return the accumulator of what both hold."""
 
+    def merge_many(self, stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
+        """Merge partial accumulators into what is stored, which is None where nothing is."""
+        merge = self.merge
+        return [
+            partial if before is None else merge(before, partial)
+            for before, partial in zip(stored, partials, strict=True)
+        ]
+
     def result(self, accumulator: Any) -> Any:
         """Return what the accumulator amounts to."""
         return accumulator
 
     @abstractmethod
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Return the distinct keys, in order of appearance, and a partial accumulator each."""
+        """Return the distinct keys, in no promised order, and a partial accumulator each."""
 
     @abstractmethod
     def results(self, accumulators: pa.Array) -> pa.Array:
@@ -71,13 +81,22 @@ def aggregate_of(reducer: Reducer, value_type: pa.DataType) -> Aggregate:
     return _Mean(value_type) if reducer is Reducer.MEAN else _Sum(value_type)
 
 
+def _added(stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
+    return [
+        partial if before is None else before + partial
+        for before, partial in zip(stored, partials, strict=True)
+    ]
+
+
 def _grouped(keys: pa.Array, columns: Mapping[str, tuple[pa.Array, str]]) -> dict[str, pa.Array]:
     """Aggregate columns per key; struct keys are grouped by their fields."""
     parts = {"k": keys}
     if pat.is_struct(keys.type):
         parts = {f"k{i}": keys.field(i) for i in range(keys.type.num_fields)}
+    if any(pat.is_nested(part.type) for part in parts.values()):
+        return _grouped_by_number(keys, columns)
     table = pa.table({**parts, **{name: column for name, (column, _) in columns.items()}})
-    # One thread keeps the groups in order of appearance.
+    # One thread adds in the order of the rows, so that equal columns have equal float sums.
     grouped = table.group_by(list(parts), use_threads=False).aggregate(
         [(name, how) for name, (_, how) in columns.items()]
     )
@@ -86,6 +105,15 @@ def _grouped(keys: pa.Array, columns: Mapping[str, tuple[pa.Array, str]]) -> dic
         return {"key": grouped["k"].combine_chunks(), **result}
     fields = [grouped[name].combine_chunks() for name in parts]
     return {"key": pa.StructArray.from_arrays(fields, fields=list(keys.type)), **result}
+
+
+def _grouped_by_number(
+    keys: pa.Array, columns: Mapping[str, tuple[pa.Array, str]]
+) -> dict[str, pa.Array]:
+    """Do the same for keys that Arrow cannot group by: lists, and structs within others."""
+    _, first, numbers = np.unique(codes_of(keys).numbers, return_index=True, return_inverse=True)
+    found = _grouped(pa.array(numbers.reshape(-1)), columns)
+    return {**found, "key": keys.take(pa.array(first)).take(found["key"])}
 
 
 class _Sum(Aggregate):
@@ -99,6 +127,9 @@ class _Sum(Aggregate):
 
     def merge(self, a: Any, b: Any) -> Any:
         return a + b
+
+    def merge_many(self, stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
+        return _added(stored, partials)
 
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
         if pat.is_integer(values.type) and _may_overflow(values):
@@ -133,6 +164,9 @@ class _Count(Aggregate):
 
     def merge(self, a: int, b: int) -> int:
         return a + b
+
+    def merge_many(self, stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
+        return _added(stored, partials)
 
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
         ones = pa.repeat(pa.scalar(1, pa.int64()), len(keys))

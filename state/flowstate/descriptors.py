@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from flowstate.aggregates import Aggregate, Reducer, aggregate_of
-from flowstate.errors import StateDescriptorError, StateMigrationError
+from flowstate.errors import StateDescriptorError, StateMigrationError, StateTypeError
 from flowstate.functions import AggregateFunction, ReduceFunction
 from flowstate.keys import KeyType
 from flowstate.rows import RESERVED_PREFIX, StateKind
@@ -57,6 +57,13 @@ class TtlTime(StrEnum):
     EVENT_TIME = "event"
 
 
+_TTL_CHOICES: Mapping[str, type[StrEnum]] = {
+    "update_type": UpdateType,
+    "visibility": StateVisibility,
+    "time": TtlTime,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTtlConfig:
     """How long state lives: a value, each list element, each map entry, the accumulator.
@@ -75,11 +82,22 @@ class StateTtlConfig:
     """How many entries to look at for each access to the state; 0 switches it off."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ttl, dt.timedelta):
+            raise StateDescriptorError(f"ttl must be a timedelta, not {self.ttl!r}")
         if self.ttl_ms <= 0:
-            raise StateDescriptorError(f"TTL is expected to be positive. It is {self.ttl}")
-        if self.cleanup_incrementally < 0:
             raise StateDescriptorError(
-                f"cleanup_incrementally must be at least 0, not {self.cleanup_incrementally}"
+                f"TTL is expected to be positive. It is {self.ttl}, and a millisecond is the least"
+            )
+        for name, choices in _TTL_CHOICES.items():
+            # A bare text is equal to its choice, but code asks for the choice itself.
+            if not isinstance(getattr(self, name), choices):
+                raise StateDescriptorError(
+                    f"{name} must be a {choices.__name__}, not {getattr(self, name)!r}"
+                )
+        if type(self.cleanup_incrementally) is not int or self.cleanup_incrementally < 0:
+            raise StateDescriptorError(
+                f"cleanup_incrementally must be an int of at least 0, "
+                f"not {self.cleanup_incrementally!r}"
             )
 
     @property
@@ -114,6 +132,17 @@ class StateDescriptor:
             raise StateDescriptorError(
                 f"the state name {self.name!r} is reserved: names that begin with "
                 f"{RESERVED_PREFIX!r} are the library's own"
+            )
+        try:
+            self.name.encode()
+        except UnicodeEncodeError as error:
+            raise StateDescriptorError(
+                f"the state name {self.name!r} is not valid Unicode: {error.reason}"
+            ) from error
+        ttl = getattr(self, "ttl", None)
+        if ttl is not None and not isinstance(ttl, StateTtlConfig):
+            raise StateDescriptorError(
+                f"state {self.name!r}: ttl must be a StateTtlConfig, not {ttl!r}"
             )
 
     @property
@@ -172,8 +201,12 @@ class ValueStateDescriptor(StateDescriptor):
     def __post_init__(self) -> None:
         StateDescriptor.__post_init__(self)
         _set_types(self, value_type=self.value_type)
-        if self.default is not None:
+        if self.default is None:
+            return
+        try:
             self.value_type.to_physical(self.default)
+        except StateTypeError as error:
+            raise StateTypeError(f"state {self.name!r}: the default: {error.message}") from None
 
     @property
     def types(self) -> Mapping[str, ValueType]:
@@ -221,6 +254,15 @@ class MapStateDescriptor(StateDescriptor):
         return {"map_key": self.key_type, "value": self.value_type}
 
 
+def _builtin(reducer: Reducer, kind: ValueType) -> Aggregate:
+    if kind.serializer is not None and reducer is not Reducer.COUNT:
+        raise StateDescriptorError(
+            f"{reducer.value} is not defined for {kind}: the library sees only its bytes. Give a "
+            f"function of your own"
+        )
+    return aggregate_of(reducer, kind.arrow)
+
+
 @dataclass(frozen=True, slots=True)
 class ReducingStateDescriptor(StateDescriptor):
     """One value per key, into which each added value is reduced.
@@ -244,10 +286,17 @@ class ReducingStateDescriptor(StateDescriptor):
                     f"{self.reduce.value} does not reduce values to a value of their type: use an "
                     f"AggregatingStateDescriptor"
                 )
-            builtin = aggregate_of(self.reduce, self.value_type.arrow)
+            builtin = _builtin(self.reduce, self.value_type)
             object.__setattr__(self, "builtin", builtin)
-        elif not callable(getattr(self.reduce, "reduce", self.reduce)):
-            raise StateDescriptorError(f"{self.reduce!r} is not a function of two values")
+        elif isinstance(self.reduce, type) and issubclass(self.reduce, ReduceFunction):
+            raise StateDescriptorError(
+                f"{self.reduce!r} is a class: give {self.reduce.__name__}(...)"
+            )
+        elif not isinstance(self.reduce, ReduceFunction) and not callable(self.reduce):
+            raise StateDescriptorError(
+                f"{self.reduce!r} is neither a function of two values, nor a ReduceFunction, nor "
+                f"a Reducer"
+            )
 
     @property
     def types(self) -> Mapping[str, ValueType]:
@@ -258,9 +307,12 @@ class ReducingStateDescriptor(StateDescriptor):
         """The reduction of two values."""
         if self.builtin is not None:
             return self.builtin.merge
+        # Not whatever has a method of that name: that of numpy's functions does something else.
         function: Any = self.reduce
-        method: Callable[[Any, Any], Any] = getattr(function, "reduce", function)
-        return method
+        reduces: Callable[[Any, Any], Any] = (
+            function.reduce if isinstance(function, ReduceFunction) else function
+        )
+        return reduces
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +334,7 @@ class AggregatingStateDescriptor(StateDescriptor):
         StateDescriptor.__post_init__(self)
         _set_types(self, accumulator_type=self.accumulator_type)
         if isinstance(self.aggregate, Reducer):
-            builtin = aggregate_of(self.aggregate, self.accumulator_type.arrow)
+            builtin = _builtin(self.aggregate, self.accumulator_type)
             object.__setattr__(self, "builtin", builtin)
             object.__setattr__(self, "input_type", self.accumulator_type)
             _set_types(self, accumulator_type=builtin.accumulator_type)

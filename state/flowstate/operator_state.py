@@ -10,7 +10,12 @@ from typing import Any, Generic, TypeVar, cast, overload
 import pyarrow as pa
 
 from flowstate.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
-from flowstate.errors import StateMigrationError, StateRegistrationError, StateTypeError
+from flowstate.errors import (
+    SerializerError,
+    StateMigrationError,
+    StateRegistrationError,
+    StateTypeError,
+)
 from flowstate.keys import KeyType, physical_column
 from flowstate.redistribution import Redistribution
 
@@ -30,6 +35,11 @@ _MODE_NAMES = {
     Redistribution.EVEN_SPLIT: "SPLIT_DISTRIBUTE",
     Redistribution.UNION: "UNION",
     Redistribution.BROADCAST: "BROADCAST",
+}
+_DESCRIPTORS: Mapping[Redistribution, type[StateDescriptor]] = {
+    Redistribution.EVEN_SPLIT: ListStateDescriptor,
+    Redistribution.UNION: ListStateDescriptor,
+    Redistribution.BROADCAST: MapStateDescriptor,
 }
 
 
@@ -93,8 +103,9 @@ class OperatorList(Generic[T]):
         if values is None:
             raise self._refused("List of values to add cannot be null.")
         # A copy, because the values may be this list's own live view.
-        for value in list(values):
-            self._units.append(self._checked(value, "Any value to add to a list cannot be null."))
+        for index, value in enumerate(list(values)):
+            null_message = "Any value to add to a list cannot be null."
+            self._units.append(self._checked(value, null_message, f"element {index}: "))
 
     def update(self, values: Iterable[T]) -> None:
         """Have these elements and no others. If one is refused, the old ones are gone, as in Flink.
@@ -117,13 +128,14 @@ class OperatorList(Generic[T]):
         """Return the elements as a column."""
         return pa.array(self._units, self._type.arrow)
 
-    def _checked(self, value: Any, null_message: str) -> Any:
+    def _checked(self, value: Any, null_message: str, where: str = "") -> Any:
         if value is None:
-            raise self._refused(null_message)
+            raise self._refused(where + null_message)
         try:
             return self._type.to_physical(value)
-        except StateTypeError as error:
-            raise self._refused(error.message) from None
+        except (StateTypeError, SerializerError) as error:
+            message = f"operator state {self._name!r}: {where}{error.message}"
+            raise type(error)(message) from error.__cause__
 
     def _refused(self, message: str) -> StateTypeError:
         return StateTypeError(f"operator state {self._name!r}: {message}")
@@ -232,8 +244,9 @@ class BroadcastMap(ReadOnlyBroadcastMap[K, V]):
             return None
         try:
             return self._type.to_physical(value)
-        except StateTypeError as error:
-            raise StateTypeError(f"broadcast state {self._name!r}: {error.message}") from None
+        except (StateTypeError, SerializerError) as error:
+            message = f"broadcast state {self._name!r}: {error.message}"
+            raise type(error)(message) from error.__cause__
 
 
 class OperatorStateBackend:
@@ -301,6 +314,11 @@ class OperatorStateBackend:
     def _register(
         self, descriptor: StateDescriptor, mode: Redistribution, make: Callable[[Any], Any]
     ) -> OperatorList[Any] | BroadcastMap[Any, Any]:
+        if not isinstance(descriptor, _DESCRIPTORS[mode]):
+            raise StateRegistrationError(
+                f"operator state of mode {_MODE_NAMES[mode]} needs a "
+                f"{_DESCRIPTORS[mode].__name__}, not a {type(descriptor).__name__}"
+            )
         if getattr(descriptor, "ttl", None) is not None:
             raise StateRegistrationError(f"operator state {descriptor.name!r} cannot have a TTL")
         name = descriptor.name
@@ -313,7 +331,8 @@ class OperatorStateBackend:
             descriptor.check_restored(old)
         state = make(descriptor)
         if name in self._restored:
-            state.load(self._restored.pop(name))
+            state.load(self._restored[name])
+            del self._restored[name]
         self._states[name] = state
         self._descriptors[name] = descriptor
         self._metas[name] = {**descriptor.to_json(), "mode": mode.value}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -31,10 +31,12 @@ __all__ = [
     "ElementRange",
     "KeyedShare",
     "check_restorable",
+    "cut_list",
     "keyed_share",
     "load_rows",
     "operator_ranges",
     "operator_share",
+    "own_share",
     "stretches",
 ]
 
@@ -123,20 +125,27 @@ def load_rows(
 
 
 def stretches(
-    storage: CheckpointStorage, handles: Sequence[KeyedHandle], key_groups: KeyGroupRange
+    storage: CheckpointStorage,
+    handles: Sequence[KeyedHandle],
+    key_groups: KeyGroupRange,
+    names: Collection[str] | None = None,
 ) -> Iterator[Sequence[StateRows]]:
-    """Yield the rows of key groups, a few groups at a time, so that memory stays bounded."""
+    """Yield the rows of key groups, a few groups at a time, so that memory stays bounded.
+
+    With ``names`` they are the rows of these states alone.
+    """
     readers = [(storage.reader(handle.file), handle) for handle in handles]
     size = sum(handle.file.size for handle in handles)
     step = max(1, len(key_groups) * _STRETCH_BYTES // max(size, 1))
     for start in range(key_groups.start, key_groups.end + 1, step):
         stretch = KeyGroupRange(start, min(start + step - 1, key_groups.end))
-        yield list(_merged(readers, stretch, drop_tombstones=True).values())
+        yield list(_merged(readers, stretch, names, drop_tombstones=True).values())
 
 
 def _merged(
     readers: Sequence[tuple[StateFileReader, KeyedHandle]],
     key_groups: KeyGroupRange,
+    names: Collection[str] | None = None,
     *,
     drop_tombstones: bool,
 ) -> dict[str, StateRows]:
@@ -144,7 +153,7 @@ def _merged(
     for reader, handle in readers:
         part = handle.key_groups.intersect(key_groups)
         if part is not None:
-            for name, rows in reader.read_rows_of(part).items():
+            for name, rows in reader.read_rows_of(part, names).items():
                 found[name].append(rows)
     return {
         name: merge_rows(sets, drop_tombstones=drop_tombstones, convert=convert_rows)
@@ -176,16 +185,20 @@ def operator_ranges(
         name: [
             part
             for piece in slices
-            for part in _cut(record.subtasks[piece.old_subtask], name, piece.start, piece.stop)
+            for part in cut_list(
+                record.subtasks[piece.old_subtask].operator, name, piece.start, piece.stop
+            )
         ]
         for name, slices in shares[subtask_index].items()
     }
 
 
-def _cut(subtask: SubtaskSnapshot, name: str, start: int, stop: int) -> Iterator[ElementRange]:
+def cut_list(
+    handles: Iterable[OperatorHandle], name: str, start: int, stop: int
+) -> Iterator[ElementRange]:
     """Find some elements of a subtask's list in the files that the list consists of."""
     offset = 0
-    for handle in subtask.operator:
+    for handle in handles:
         if (meta := handle.states.get(name)) is None:
             continue
         low, high = max(start, offset), min(stop, offset + meta.count)
@@ -203,9 +216,36 @@ def operator_share(
     parallelism: int,
 ) -> dict[str, pa.Array]:
     """Read a subtask's share of the operator states, as they are redistributed."""
+    ranges = operator_ranges(record, subtask_index=subtask_index, parallelism=parallelism)
+    return _read_elements(storage, ranges)
+
+
+def own_share(
+    storage: CheckpointStorage,
+    record: CheckpointRecord,
+    *,
+    subtask_index: int,
+    parallelism: int,
+) -> dict[str, pa.Array]:
+    """Read what a subtask itself had in the operator states, whatever their mode."""
+    if parallelism != record.parallelism:
+        raise StateMigrationError(
+            f"checkpoint {record.checkpoint_id} is of parallelism {record.parallelism}: at "
+            f"{parallelism} its operator state is redistributed, no subtask just goes on"
+        )
+    own = record.subtasks[subtask_index]
+    ranges = {
+        name: list(cut_list(own.operator, name, 0, count))
+        for name, count in _elements_of(own).items()
+    }
+    return _read_elements(storage, ranges)
+
+
+def _read_elements(
+    storage: CheckpointStorage, ranges: Mapping[str, Sequence[ElementRange]]
+) -> dict[str, pa.Array]:
     readers: dict[FileHandle, StateFileReader] = {}
     found: dict[str, pa.Array] = {}
-    ranges = operator_ranges(record, subtask_index=subtask_index, parallelism=parallelism)
     for name, parts in ranges.items():
         pieces: list[pa.Array] = []
         for part in parts:
@@ -213,8 +253,18 @@ def operator_share(
             reader = readers.setdefault(file, storage.reader(file))
             pieces.extend(reader.read_elements(name, part.start, part.stop).chunks)
         if pieces:
+            # Some subtasks may have written the state before its type was widened.
+            types = {piece.type for piece in pieces}
+            if len(types) > 1:
+                wanted = _widest(types)
+                pieces = [piece.cast(wanted) for piece in pieces]
             found[name] = pa.concat_arrays(pieces)
     return found
+
+
+def _widest(types: set[pa.DataType]) -> pa.DataType:
+    fields = [pa.schema([("element", one)]) for one in types]
+    return pa.unify_schemas(fields, promote_options="permissive").field(0).type
 
 
 def _counts(record: CheckpointRecord) -> Mapping[str, StateCounts]:

@@ -7,6 +7,7 @@ from or go to: a runtime, or a test, calls it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 from flowstate.checkpoint import SubtaskSnapshot
@@ -38,12 +39,14 @@ from flowstate.keyed.timers import KeyedTimerService, Timer
 from flowstate.operator_state import OperatorStateBackend
 from flowstate.subtask import Subtask
 
-__all__ = ["FunctionRunner", "Output"]
+__all__ = ["FunctionRunner", "Output", "RuntimeStates"]
 
 Output = tuple[OutputTag | None, Any]
 """A row that a function emits; without a tag it goes to the main output."""
 
 _LIST_CHECKPOINTED = "list-checkpointed"
+# Iterable, but never meant as rows. The exact classes, because this is asked for each row.
+_NO_ROWS = frozenset({str, bytes, dict})
 
 
 class _KeyedStates:
@@ -70,8 +73,8 @@ class _KeyedStates:
         return self._backend.get_aggregating_state(descriptor)
 
 
-class _RuntimeContext(_KeyedStates):
-    """What ``open`` gets."""
+class RuntimeStates(_KeyedStates):
+    """What ``open`` gets: the runtime context of a subtask."""
 
     def __init__(self, subtask: Subtask) -> None:
         super().__init__(subtask.keyed)
@@ -155,13 +158,41 @@ class FunctionRunner:
         self._restore()
         if isinstance(function, KeyedProcessFunction):
             self._context = _Context(subtask.keyed)
-            function.open(_RuntimeContext(subtask))
+            function.open(RuntimeStates(subtask))
 
     def process(self, value: Any, *, key: Any, timestamp: int | None = None) -> list[Output]:
         """Hand a row to the function, and return what it emits."""
         context = self._keyed_context()
         self._subtask.keyed.set_current_key(key, timestamp=timestamp)
         return self._emitted(self._function.process_element(value, context), context)
+
+    def process_batch(
+        self,
+        values: Iterable[Any],
+        keys: Iterable[Any],
+        timestamps: Iterable[int | None] | None,
+        rows: list[Any],
+    ) -> None:
+        """Hand many rows to the function, and add what it emits to the main output to ``rows``.
+
+        The keys are those of ``KeyType.to_list``. What goes to side outputs is kept until
+        ``take_side_rows``. This is the loop that a runtime spends its time in.
+        """
+        context = self._keyed_context()
+        key_context = self._subtask.keyed.context
+        process, add = self._function.process_element, rows.extend
+        for value, key, timestamp in zip(values, keys, timestamps or repeat(None), strict=False):
+            key_context.key = key
+            key_context.timestamp = timestamp
+            emitted = process(value, context)
+            if emitted is not None:
+                if emitted.__class__ in _NO_ROWS:
+                    raise self._not_rows(emitted)
+                add(emitted)
+
+    def take_side_rows(self) -> list[Output]:
+        """Return the rows that went to side outputs since the last call."""
+        return self._keyed_context().taken()
 
     def advance_watermark(self, watermark: int) -> Iterator[Output]:
         """Move event time, and yield what the timers that are due emit; take it to the end."""
@@ -248,10 +279,13 @@ class FunctionRunner:
             yield from self._emitted(self._function.on_timer(timer.timestamp, context), context)
 
     def _emitted(self, rows: Iterable[Any] | None, context: _Context) -> list[Output]:
-        if isinstance(rows, str | bytes | Mapping):
-            raise StateError(
-                f"{type(self._function).__name__} returned a {type(rows).__name__} where an "
-                f"iterable of rows is expected: yield the row, or return it in a list"
-            )
+        if rows.__class__ in _NO_ROWS:
+            raise self._not_rows(rows)
         found: list[Output] = [] if rows is None else [(None, row) for row in rows]
         return context.taken() + found
+
+    def _not_rows(self, emitted: Any) -> StateError:
+        return StateError(
+            f"{type(self._function).__name__} returned a {type(emitted).__name__} where an "
+            f"iterable of rows is expected: yield the row, or return it in a list"
+        )

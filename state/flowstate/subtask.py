@@ -35,6 +35,7 @@ from flowstate.key_groups import (
     check_parallelism,
     key_group_range_of,
 )
+from flowstate.keyed import warm
 from flowstate.keyed.backend import KeyedStateBackend
 from flowstate.keyed.working_state import StateVersion, WorkingState
 from flowstate.keys import KeyType
@@ -45,9 +46,10 @@ from flowstate.restoring import (
     keyed_share,
     load_rows,
     operator_share,
+    own_share,
     stretches,
 )
-from flowstate.rows import NO_TIMESTAMP, StateRows
+from flowstate.rows import NO_TIMESTAMP, StateKind, StateRows
 from flowstate.types import type_to_text
 
 __all__ = ["INLINE_BYTES_MAX", "OperatorDescription", "Subtask", "SubtaskConfig"]
@@ -56,6 +58,10 @@ INLINE_BYTES_MAX = 20 << 10
 """State of so many bytes in all goes into the commit record itself, as in Flink."""
 
 DEFAULT_MAX_PARALLELISM = 128
+
+# A row takes several times as long to be written into LMDB as to be read into memory.
+_WARM_ROWS_TIMES = 4
+_WARM_BYTES_MAX = 16 << 20
 
 
 class OperatorDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +91,23 @@ class SubtaskConfig:
     """What tells the attempts of two runs apart; by default a new name."""
     working_folder: str | os.PathLike[str] | None = None
     """Where LMDB keeps the working state on local disk; None keeps it in memory."""
+    warm_rows_max: int = 0
+    """Keep small state in the memory of this process, up to so many rows of all its subtasks.
+
+    LMDB takes over what is larger, or would be read for a small change. See ``keep_warm``.
+    """
     allow_non_restored_state: bool = False
     """Drop the keyed state of a checkpoint if the operator has no keys any more."""
     compact: bool = True
     """Merge state files when it is due, as a part of taking snapshots."""
+    continues: bool = False
+    """The checkpoint is this subtask's own last one, and nothing has been redistributed since.
+
+    Its lists are then what it left in them; otherwise each restore gives out a union list anew.
+    The parallelism must be the checkpoint's.
+    """
+    carries_only: bool = False
+    """Only hand the restored state on to the next checkpoint: no row of keyed state is loaded."""
 
 
 @dataclass(slots=True)
@@ -230,6 +249,17 @@ class Subtask:
             attributes=dict(attributes or {}),
         )
 
+    def keep_warm(self, snapshot: SubtaskSnapshot) -> None:
+        """Leave the state in memory for the next subtask; this one is not to be used any more.
+
+        The next one takes it if its checkpoint turns out to be this snapshot, or to follow it.
+        """
+        rows_max = self._config.warm_rows_max
+        if self._working is None and self._keyed is not None and rows_max:
+            states = self._keyed.warm_states()
+            if states is not None:
+                warm.keep(self._place, snapshot.digest, states, rows_max=rows_max)
+
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Take note that the checkpoint is committed, and all before it with it.
 
@@ -296,7 +326,12 @@ class Subtask:
         if self._key_type is None:
             return None
         rows: dict[str, StateRows] = {}
-        if self._config.working_folder is not None:
+        found = self._take_warm(restored)
+        if found is None and self._is_read_quickly(restored):
+            found, rows = {}, load_rows(self._source, self._handles, self.key_groups)
+        if self._config.carries_only or found is not None:
+            pass
+        elif self._config.working_folder is not None:
             self._working = self._open_working(self._config.working_folder)
         elif self._handles:
             rows = load_rows(self._source, self._handles, self.key_groups)
@@ -307,40 +342,86 @@ class Subtask:
             assigner=self._config.assigner,
             base=self._working,
             restored=rows,
+            warm=found,
             restored_metas=None if restored is None else restored.keyed_states,
             clock=self._clock,
         )
 
+    @property
+    def _place(self) -> tuple[Any, ...]:
+        groups = self.key_groups
+        return self._storage.url, groups.start, groups.end, self.max_parallelism
+
+    def _take_warm(self, restored: CheckpointRecord | None) -> warm.WarmStates | None:
+        """Take what an earlier subtask has left in memory; None if that is of no use."""
+        if not self._config.warm_rows_max or self._config.carries_only:
+            return None
+        if restored is None:
+            return {}
+        if self._foreign or not warm.can_be_warm(restored.keyed_states):
+            return None
+        reachable = self._reachable()
+
+        def rows_since(identity: str) -> dict[str, StateRows]:
+            return self._rows_since(reachable[identity])
+
+        return warm.take(self._place, self._digest, reachable, rows_since)
+
+    def _is_read_quickly(self, restored: CheckpointRecord | None) -> bool:
+        """Say whether reading all of the state takes about as long as applying its last change."""
+        if restored is None or not self._handles or self._foreign or self._config.carries_only:
+            return False
+        rows = [handle.file.rows for handle in self._handles]
+        size = sum(handle.file.size for handle in self._handles)
+        if sum(rows) > min(_WARM_ROWS_TIMES * rows[-1], self._config.warm_rows_max):
+            return False
+        if size > _WARM_BYTES_MAX or not warm.can_be_warm(restored.keyed_states):
+            return False
+        readers = map(self._source.reader, [handle.file for handle in self._handles])
+        kinds = {section.kind for reader in readers for section in reader.sections.values()}
+        return StateKind.TIMER not in kinds
+
     def _open_working(self, root: str | os.PathLike[str]) -> WorkingState:
         groups = self.key_groups
         folder = Path(root) / f"{groups.start}-{groups.end}-of-{self.max_parallelism}"
-        # An ancestor whose successors have been merged with older ones cannot be advanced from.
-        reachable = {
-            digest: checkpoint_id
-            for checkpoint_id, digest in self._lineage[:-1]
-            if all(
-                handle.last_checkpoint <= checkpoint_id or handle.first_checkpoint > checkpoint_id
-                for handle in self._handles
-            )
-        }
+        reachable = self._reachable()
 
         def rows_since(identity: str | None) -> Iterator[Sequence[StateRows]]:
             if identity is None:
                 yield from stretches(self._source, self._handles, groups)
-                return
-            since = reachable[identity]
-            newer = [handle for handle in self._handles if handle.first_checkpoint > since]
-            found = load_rows(self._source, newer, groups, drop_tombstones=False)
-            yield list(found.values())
+            else:
+                yield list(self._rows_since(reachable[identity]).values())
 
         wanted = StateVersion(self._digest, tuple(reachable))
         return WorkingState.open(folder, wanted, rows_since)
+
+    def _reachable(self) -> dict[str, int]:
+        """Return the ancestors, by digest, from which newer files alone lead to the checkpoint.
+
+        What has been merged since then says of each key that has changed what it has now, so it
+        can be applied to any ancestor. Only a full snapshot cannot: it has no deletions.
+        """
+        return {
+            digest: checkpoint_id
+            for checkpoint_id, digest in self._lineage[:-1]
+            if all(
+                not handle.full
+                or handle.last_checkpoint <= checkpoint_id
+                or handle.first_checkpoint > checkpoint_id
+                for handle in self._handles
+            )
+        }
+
+    def _rows_since(self, checkpoint_id: int) -> dict[str, StateRows]:
+        newer = [handle for handle in self._handles if handle.last_checkpoint > checkpoint_id]
+        return load_rows(self._source, newer, self.key_groups, drop_tombstones=False)
 
     def _open_operator(self, restored: CheckpointRecord | None) -> OperatorStateBackend:
         first = self._config.subtask_index == 0
         if restored is None:
             return OperatorStateBackend()
-        elements = operator_share(
+        share = own_share if self._config.continues else operator_share
+        elements = share(
             self._source,
             restored,
             subtask_index=self._config.subtask_index,
@@ -349,7 +430,7 @@ class Subtask:
         return OperatorStateBackend(
             restored=elements,
             restored_metas=restored.operator_states,
-            carries_union=first,
+            carries_union=first or self._config.continues,
         )
 
     # Snapshots.
@@ -362,13 +443,15 @@ class Subtask:
         handles = self._newest_handles()
         if self._foreign and handles:
             handles = (self._adopted(handles, checkpoint_id, batch_id),)
+        elif self._config.compact and (plan := plan_merge(handles)) is not None:
+            # Before the new delta is added: so the next batch finds it by itself, and can apply it
+            # to the local working state, which is still at this one's parent.
+            handles = plan.apply(handles, self._merge(plan, batch_id, self._storage))
         full = not handles
         rows = self._keyed.changes(checkpoint_id, full=full)
         written = [self._without_expired(part) for part in rows] if full else rows
         if written:
             handles = (*handles, self._write_delta(written, handles, checkpoint_id, batch_id))
-        if self._config.compact and (plan := plan_merge(handles)) is not None:
-            handles = plan.apply(handles, self._merge(plan, batch_id, self._storage))
         return handles, rows
 
     def _newest_handles(self) -> tuple[KeyedHandle, ...]:

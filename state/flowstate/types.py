@@ -153,7 +153,7 @@ def _check_supported(arrow: pa.DataType, whole: str) -> None:
             raise StateDescriptorError(f"{whole} names a field twice")
         for field in arrow:
             _check_supported(field.type, whole)
-    elif pat.is_list(arrow) or pat.is_large_list(arrow):
+    elif _is_list(arrow):
         _check_supported(arrow.value_type, whole)
     elif pat.is_map(arrow):
         _check_supported(arrow.key_type, whole)
@@ -172,7 +172,7 @@ def _check_supported(arrow: pa.DataType, whole: str) -> None:
 def _serialized(serializer: StateSerializer) -> ValueType:
     if not serializer.name or not isinstance(serializer.name, str):
         raise StateDescriptorError("a serializer needs a name, which is kept with the state")
-    if not isinstance(serializer.version, int) or not 1 <= serializer.version <= _VERSION_MAX:
+    if type(serializer.version) is not int or not 1 <= serializer.version <= _VERSION_MAX:
         raise StateDescriptorError(
             f"the version of serializer {serializer.name!r} must be 1..{_VERSION_MAX}, "
             f"not {serializer.version!r}"
@@ -226,7 +226,7 @@ def _converters(arrow: pa.DataType) -> tuple[Convert, Convert | None]:
     """Return the functions to the physical form and back (None where they are the same)."""
     if pat.is_struct(arrow):
         return _struct_converters(arrow)
-    if pat.is_list(arrow) or pat.is_large_list(arrow):
+    if _is_list(arrow):
         return _list_converters(arrow)
     if pat.is_map(arrow):
         return _map_converters(arrow)
@@ -287,7 +287,9 @@ def _list_converters(arrow: pa.DataType) -> tuple[Convert, Convert]:
     copy_one = _optional(copy)
 
     def to_physical(value: Any) -> list[Any]:
-        if not isinstance(value, list | tuple | np.ndarray):
+        if not isinstance(value, list | tuple | np.ndarray) or (
+            isinstance(value, np.ndarray) and value.ndim == 0
+        ):
             raise _misfit(value, arrow)
         return [check(element) for element in value]
 
@@ -463,6 +465,10 @@ def _plain_duration(value: dt.timedelta) -> dt.timedelta:
     return value
 
 
+def _is_list(arrow: pa.DataType) -> bool:
+    return bool(pat.is_list(arrow) or pat.is_large_list(arrow))
+
+
 def _is_binary(arrow: pa.DataType) -> bool:
     return bool(pat.is_binary(arrow) or pat.is_large_binary(arrow))
 
@@ -523,7 +529,7 @@ def _check_arrow_migration(old: pa.DataType, new: pa.DataType, where: str) -> No
         return
     if pat.is_struct(old) and pat.is_struct(new):
         _check_struct_migration(old, new, where)
-    elif pat.is_list(old) and pat.is_list(new):
+    elif _is_list(old) and old.id == new.id:
         _check_null_migration(old.value_field, new.value_field, f"{where}[]")
         _check_arrow_migration(old.value_type, new.value_type, f"{where}[]")
     elif pat.is_map(old) and pat.is_map(new) and old.key_type.equals(new.key_type):

@@ -27,8 +27,8 @@ from flowstate.storage.filesystems import StateFileSystem, open_file_system
 from flowstate.testing.faults import Fault, FaultAction, FaultyFileSystem
 
 KEYS = [f"key-{number:04d}" for number in range(120)]
-# So many that the next delta makes a tier due, and a merge is a part of the checkpoint.
-PREPARED_CHECKPOINTS = 8
+# So many that a tier is due, and the next checkpoint begins with a merge.
+PREPARED_CHECKPOINTS = 9
 
 
 def text_of(seed: str) -> str:

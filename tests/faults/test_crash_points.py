@@ -108,7 +108,7 @@ def test_the_scenario_writes_deltas_merges_operator_state_and_a_record(prepared:
     names = [operation.name for operation in prepared.operations]
     outputs = names.count(OperationName.OPEN_OUTPUT)
 
-    # Two deltas, a tier that one of them completes, and the operator state of one subtask.
+    # Two deltas, a tier that is complete, and the operator state of one subtask.
     assert outputs >= 4
     assert names.count(OperationName.READ_RANGES) >= 8
     assert names.count(OperationName.CREATE_EXCLUSIVELY) == 1

@@ -57,6 +57,19 @@ def typed_values(
     return kind, draw(values_of(kind))
 
 
+@st.composite
+def typed_keys(
+    draw: st.DrawFn, scalars: list[pa.DataType] | None = None
+) -> tuple[pa.DataType, Any]:
+    """Draw a type that a key may have, with structs and lists in each other, and a key of it."""
+
+    def larger(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+        return st.one_of(_structs(inner), inner.map(pa.list_))
+
+    kind = draw(st.recursive(st.sampled_from(scalars or list(SCALARS)), larger, max_leaves=4))
+    return kind, draw(values_of(kind))
+
+
 def _structs(kinds: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
     def named(fields: list[pa.DataType]) -> pa.DataType:
         return pa.struct([(f"f{number}", field) for number, field in enumerate(fields)])

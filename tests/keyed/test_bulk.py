@@ -26,6 +26,7 @@ from flowstate import (
     ValueStateDescriptor,
 )
 from flowstate.errors import StateError, StateTypeError
+from flowstate.key_groups import KeyGroupAssigner
 from flowstate.keyed.backend import KeyedStateBackend
 from flowstate.testing.clock import ManualClock
 from flowstate.testing.keyed_suite import KeyedHarness
@@ -244,6 +245,20 @@ def test_composite_keys_are_told_apart_by_all_their_fields(harness: KeyedHarness
     expected = {("a", 1): 5, ("a", 2): 2, (None, 1): 40, ("a", None): 16, (None, None): 64}
     assert [tuple(row.values()) for row in distinct.to_pylist()] == list(expected)
     assert sums(harness, *expected) == list(expected.values())
+
+
+def test_lists_and_structs_in_structs_are_told_apart_by_their_contents(
+    harness: KeyedHarness,
+) -> None:
+    kind = pa.struct([("path", pa.list_(pa.string())), ("at", pa.struct([("x", pa.int64())]))])
+    harness.start(kind, assigner=KeyGroupAssigner.XXHASH64)
+    rows = [(["a", "b"], 1), (["ab"], 1), (["a", "b"], 1), ([], 1), (None, 1), (["a", None], 1)]
+    keys = pa.array([{"path": path, "at": {"x": x}} for path, x in rows], kind)
+    bulk_sum(harness).add(keys, pa.array([1, 2, 4, 8, 16, 32]))
+    harness.restart()
+
+    expected = {("a", "b"): 5, ("ab",): 2, (): 8, None: 16, ("a", None): 32}
+    assert sums(harness, *((path, (1,)) for path in expected)) == list(expected.values())
 
 
 @pytest.mark.parametrize("composite", [False, True], ids=["scalar", "composite"])

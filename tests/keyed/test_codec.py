@@ -24,7 +24,7 @@ from flowstate.keyed.codec import (
 from flowstate.keys import KeyType
 from flowstate.rows import RowOp, StateKind
 from flowstate.types import value_type
-from tests.keyed.strategies import SCALARS, is_same, typed_values
+from tests.keyed.strategies import SCALARS, is_same, typed_keys, typed_values
 
 PUT, DELETE, CLEAR = RowOp.PUT, RowOp.DELETE, RowOp.CLEAR
 LONGS = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -47,7 +47,7 @@ def encoded(codec: RowCodec, *changes: Change) -> list[tuple[int, bytes, bytes]]
     return list(encoded_rows(rows))
 
 
-@given(typed_values(nested=False, scalars=KEY_SCALARS), typed_values(nested=False))
+@given(typed_keys(scalars=KEY_SCALARS), typed_keys())
 def test_a_row_is_found_by_the_bytes_that_it_is_written_under(
     key: tuple[pa.DataType, Any], sub: tuple[pa.DataType, Any]
 ) -> None:

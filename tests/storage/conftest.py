@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import itertools
 import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +11,6 @@ import pytest
 # The suites are no test modules by their names, but their asserts are to explain themselves too.
 for suite in ("base", "moves_suite", "suite"):
     pytest.register_assert_rewrite(f"flowstate.testing.storage_{suite}")
-
-_BUCKET_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,7 @@ def s3_location(s3_options: dict[str, Any]) -> S3Location:
     """Make a bucket."""
     import s3fs
 
-    bucket = f"bucket-{next(_BUCKET_NUMBERS)}"
+    # All servers of a process share their buckets.
+    bucket = f"bucket-{uuid.uuid4().hex}"
     s3fs.S3FileSystem(**s3_options).mkdir(bucket)
     return S3Location(f"s3://{bucket}/state", s3_options)

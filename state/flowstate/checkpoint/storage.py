@@ -137,11 +137,11 @@ class CheckpointStorage:
             created = self.file_system.create_exclusively(path, encode_record(record))
         except StoreUnavailableError:
             # It may have been created all the same. Only if it is there for sure this goes on.
-            if self._read_if_there(record.checkpoint_id) is None:
+            if self.find(record.checkpoint_id) is None:
                 raise
             created = False
         if not created:
-            standing = self._read_if_there(record.checkpoint_id)
+            standing = self.find(record.checkpoint_id)
             if standing is None:
                 raise _superseded(record, self.url)
             if standing.digest != record.digest:
@@ -153,7 +153,7 @@ class CheckpointStorage:
     def _refuse_if_stale(self, record: CheckpointRecord) -> None:
         following = [found for found in self.checkpoint_ids() if found > record.checkpoint_id]
         for checkpoint_id in following:
-            child = self._read_if_there(checkpoint_id)
+            child = self.find(checkpoint_id)
             if child is None:
                 continue  # Retired meanwhile; then the next one is the oldest that is left.
             if not child.follows(record):
@@ -168,7 +168,7 @@ class CheckpointStorage:
 
     def read(self, checkpoint_id: int) -> CheckpointRecord:
         """Return the record of a checkpoint."""
-        record = self._read_if_there(checkpoint_id)
+        record = self.find(checkpoint_id)
         if record is None:
             there = ", ".join(map(str, self.checkpoint_ids())) or "none"
             raise CheckpointNotFoundError(
@@ -191,7 +191,7 @@ class CheckpointStorage:
     def _newest(self, is_wanted: Callable[[CheckpointRecord], bool]) -> CheckpointRecord | None:
         child: CheckpointRecord | None = None
         for checkpoint_id in reversed(self.checkpoint_ids()):
-            record = self._read_if_there(checkpoint_id)
+            record = self.find(checkpoint_id)
             # A late committer's record may be there for a moment, or for as long as it takes
             # until retention finds it, if the committer died. It belongs to no chain.
             if record is None or (child is not None and not child.follows(record)):
@@ -201,7 +201,8 @@ class CheckpointStorage:
             child = record
         return None
 
-    def _read_if_there(self, checkpoint_id: int) -> CheckpointRecord | None:
+    def find(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return the record of a checkpoint, or None if there is none."""
         path = names.record_path(checkpoint_id)
         try:
             data = self.file_system.read(path)
@@ -242,7 +243,7 @@ class CheckpointStorage:
         """
         # Listed before the records are read, so that what a new record refers to is not missed.
         entries = self.file_system.list("")
-        records = [self._read_if_there(checkpoint_id) for checkpoint_id in self.checkpoint_ids()]
+        records = [self.find(checkpoint_id) for checkpoint_id in self.checkpoint_ids()]
         standing = [record for record in records if record is not None]
         if not standing:
             return Swept((), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from flowstate.descriptors import (
 from flowstate.errors import StateError, StateMigrationError, StateRegistrationError
 from flowstate.functions import TimeDomain
 from flowstate.key_groups import KeyGroupAssigner, KeyGroupRange
-from flowstate.keyed.codec import BaseStore, RowCodec, rows_of_changes
+from flowstate.keyed.codec import BaseStore, ChangeColumns, RowCodec, rows_of_columns
 from flowstate.keyed.context import NO_KEY, KeyContext
 from flowstate.keyed.states import (
     AggregatingState,
@@ -33,6 +33,7 @@ from flowstate.keyed.states import (
 )
 from flowstate.keyed.tables import ListTable, MapTable, SingleTable, Table
 from flowstate.keyed.timers import TIMER_NAMES, KeyedTimerService, TimerQueue
+from flowstate.keyed.warm import WarmStates, WarmTable, can_be_warm
 from flowstate.keys import KeyType
 from flowstate.rows import NO_TIMESTAMP, RowOp, StateKind, StateRows
 from flowstate.types import type_from_text, type_to_text
@@ -73,6 +74,7 @@ class KeyedStateBackend:
         base: BaseStore | None = None,
         restored: Mapping[str, StateRows] | None = None,
         restored_metas: Mapping[str, StateMeta] | None = None,
+        warm: WarmStates | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.key_type = key_type if isinstance(key_type, KeyType) else KeyType(key_type)
@@ -81,6 +83,7 @@ class KeyedStateBackend:
         self.assigner = assigner
         self._base = base
         self._restored = dict(restored or {})
+        self._warm = dict(warm or {})
         self._metas: dict[str, StateMeta] = {
             name: dict(meta) for name, meta in (restored_metas or {}).items()
         }
@@ -164,6 +167,12 @@ class KeyedStateBackend:
         table = self.table(state_name)
         yield from dict.fromkeys(table.split(slot)[0] for slot in table.slots())
 
+    def fetch(self, keys: Sequence[Any]) -> None:
+        """Bring what the states of single values hold of keys into memory, all at once."""
+        for table in self._tables.values():
+            if isinstance(table, SingleTable) and table.codec.namespace is None:
+                table.fetch(keys)
+
     def entry_count(self, state_name: str) -> int:
         """Return how many keys (and namespaces) have something in a state."""
         return len(self.table(state_name).slots())
@@ -188,6 +197,21 @@ class KeyedStateBackend:
 
     # Snapshots.
 
+    def warm_states(self) -> WarmStates | None:
+        """Return all that there is, for the next backend of the same keys, if it can be had so.
+
+        This one is not to be used any more.
+        """
+        if self._base is not None or self._restored or not can_be_warm(self._metas):
+            return None
+        found = dict(self._warm)
+        for name, table in self._tables.items():
+            if isinstance(table, SingleTable):
+                found[name] = WarmTable(table.codec, table.entries)
+            elif len(table.slots() if isinstance(table, Table) else table):
+                return None
+        return found
+
     @property
     def metas(self) -> dict[str, StateMeta]:
         """What a record keeps of the states: of those registered, and of those restored."""
@@ -201,11 +225,12 @@ class KeyedStateBackend:
         """
         found = []
         for name in sorted(self._tables):
-            changes = self._tables[name].changes()
-            if full:
-                changes = [change for change in changes if change.op == RowOp.PUT]
-            if changes:
-                rows = rows_of_changes(
+            changes = self._tables[name].change_columns()
+            if full and changes.ops.any():
+                kept = [one for one in self._tables[name].changes() if one.op == RowOp.PUT]
+                changes = ChangeColumns.of(kept)
+            if len(changes.ops):
+                rows = rows_of_columns(
                     self._tables[name].codec,
                     changes,
                     max_parallelism=self.max_parallelism,
@@ -377,6 +402,14 @@ class KeyedStateBackend:
         rows = self._restored.pop(table.codec.name, None)
         if rows is not None:
             table.load(rows.table)
+        warm = self._warm.pop(table.codec.name, None)
+        if warm is None:
+            return
+        if isinstance(table, SingleTable) and table.codec.schema == warm.codec.schema:
+            table.entries = warm.entries
+        else:
+            found = warm.rows(max_parallelism=self.max_parallelism, assigner=self.assigner)
+            table.load(found)
 
 
 def _shown(descriptor: StateDescriptor) -> str:

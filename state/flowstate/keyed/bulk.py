@@ -100,10 +100,7 @@ class BulkState:
         distinct, partials = builtin.fold(column, self._cast(values, self._input_type()))
         slots = self._keys.to_list(distinct)
         stored = self._read(slots)
-        merged = [
-            partial if before is None else builtin.merge(before, partial)
-            for before, partial in zip(stored, physical_column(partials), strict=True)
-        ]
+        merged = builtin.merge_many(stored, physical_column(partials))
         self._write(slots, self._checked(merged))
         return distinct
 

@@ -9,20 +9,40 @@ they fire. The value is the msgpack of ``[value]`` or ``[value, ts]``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import add, is_
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from flowstate.key_groups import KeyGroupAssigner, key_groups_of
 from flowstate.keys import KeyType, physical_column, python_type
 from flowstate.rows import RowOp, StateKind, StateRows, row_schema
 
-__all__ = ["ABSENT", "BaseStore", "Change", "RowCodec", "encoded_rows", "rows_of_changes"]
+__all__ = [
+    "ABSENT",
+    "BaseStore",
+    "Change",
+    "ChangeColumns",
+    "RowCodec",
+    "encoded_columns",
+    "encoded_rows",
+    "has_absent",
+    "in_store_order",
+    "rows_of_changes",
+    "rows_of_columns",
+]
 
 _TIMESTAMP = struct.Struct(">Q")
+# The head of a msgpack array of up to 2**32 - 1 elements, and msgpack's null.
+_ARRAY = struct.Struct(">BI")
+_NIL = b"\xc0"
 _BIAS = 1 << 63
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -69,6 +89,23 @@ class Change(NamedTuple):
     ts: Any
 
 
+class ChangeColumns(NamedTuple):
+    """Rows that are to be written, by columns; None for a column that is null throughout."""
+
+    ops: npt.NDArray[np.uint8]
+    keys: Sequence[Any]
+    namespaces: Sequence[Any] | None
+    subs: Sequence[Any] | None
+    values: Sequence[Any] | None
+    ts: Sequence[Any] | None
+
+    @classmethod
+    def of(cls, changes: Sequence[Change]) -> ChangeColumns:
+        """Turn rows into columns."""
+        ops, *rest = zip(*changes, strict=True) if changes else [()] * 6
+        return cls(np.array(ops, dtype=np.uint8), *rest)
+
+
 class RowCodec:
     """How the rows of one state are written and read."""
 
@@ -91,7 +128,9 @@ class RowCodec:
         self._decode_row = self._row_decoder()
         plain = type(None) if self.value is None else python_type(self.value)
         stamp = list[int] if in_chunks else int
-        self._decode_unit = msgspec.msgpack.Decoder(_unit_type(plain, stamp)).decode
+        unit = _unit_type(plain, stamp)
+        self._decode_unit = msgspec.msgpack.Decoder(unit).decode
+        self._decode_units = msgspec.msgpack.Decoder(list[unit | None]).decode  # type: ignore[valid-type]
 
     def _row_decoder(self) -> Callable[[bytes], Any]:
         parts = [self.key, self.namespace, None if self.kind is StateKind.TIMER else self.sub]
@@ -117,6 +156,10 @@ class RowCodec:
         if self.namespace is None:
             return _encode(key)
         return _encode(key) + _encode(namespace)
+
+    def prefixes(self, keys: Iterable[Any]) -> list[bytes]:
+        """Return the same for many keys of a state without namespaces."""
+        return list(map(_encode, keys))
 
     def row(self, key: Any, namespace: Any, sub: Any) -> bytes:
         """Return the bytes by which a working store finds a row."""
@@ -151,6 +194,17 @@ class RowCodec:
         found = self._decode_unit(data)
         return found.value, found.ts
 
+    def units(self, data: Sequence[bytes | None]) -> list[Any]:
+        """Return the ``value`` and ``ts`` of many rows; None instead where there is no row.
+
+        They are read as one message, because that is three times as fast as one by one.
+        """
+        if not data:
+            return []
+        given = [_NIL if one is None else one for one in data]
+        found: list[Any] = self._decode_units(_ARRAY.pack(0xDD, len(given)) + b"".join(given))
+        return found
+
 
 def _unit_type(plain: Any, stamp: Any) -> Any:
     fields: list[Any] = [("value", plain | None), ("ts", stamp | None, None)]
@@ -176,16 +230,29 @@ def rows_of_changes(
     assigner: KeyGroupAssigner,
 ) -> StateRows:
     """Return changes as Arrow columns, sorted by key group."""
-    columns: list[Sequence[Any]] = list(zip(*changes, strict=True)) if changes else [()] * 6
-    keys = codec.key.to_array(columns[1])
+    columns = ChangeColumns.of(changes)
+    return rows_of_columns(codec, columns, max_parallelism=max_parallelism, assigner=assigner)
+
+
+def rows_of_columns(
+    codec: RowCodec,
+    columns: ChangeColumns,
+    *,
+    max_parallelism: int,
+    assigner: KeyGroupAssigner,
+) -> StateRows:
+    """Return changes as Arrow columns, sorted by key group."""
+    keys = codec.key.to_array(columns.keys)
     groups = key_groups_of(keys, max_parallelism=max_parallelism, assigner=assigner)
-    arrays = [pa.array(groups), pa.array(np.array(columns[0], dtype=np.uint8)), keys]
-    for kind, part in ((codec.namespace, columns[2]), (codec.sub, columns[3])):
+    arrays = [pa.array(groups), pa.array(columns.ops), keys]
+    nothing: list[Any] = []
+    for kind, part in ((codec.namespace, columns.namespaces), (codec.sub, columns.subs)):
         if kind is not None:
-            arrays.append(kind.to_array(part))
-    for arrow, part in ((codec.value, columns[4]), (codec.ts, columns[5])):
+            nothing = nothing or [None] * len(keys)
+            arrays.append(kind.to_array(nothing if part is None else part))
+    for arrow, part in ((codec.value, columns.values), (codec.ts, columns.ts)):
         if arrow is not None:
-            arrays.append(pa.array(part, arrow))
+            arrays.append(pa.nulls(len(keys), arrow) if part is None else pa.array(part, arrow))
     table = pa.Table.from_arrays(arrays, schema=codec.schema)
     order = np.argsort(groups, kind="stable")
     return StateRows(codec.name, codec.kind, table.take(pa.array(order)))
@@ -196,24 +263,75 @@ def encoded_rows(rows: StateRows) -> Iterator[tuple[int, bytes, bytes]]:
 
     It needs no descriptor, only the columns, so it serves states that no program claims, too.
     """
+    ops, found, values = encoded_columns(rows)
+    return zip(ops.tolist(), found, values, strict=True)
+
+
+def encoded_columns(rows: StateRows) -> tuple[npt.NDArray[np.uint8], list[bytes], list[bytes]]:
+    """Return the ops, the rows and the values as a working store keeps them.
+
+    All of it is loops that run outside of Python's own: they take most of an advance's time.
+    """
     table = rows.table
     names = table.column_names
-    ops = table["op"].to_pylist()
-    size = len(ops)
-    empty: list[Any] = [None] * size
-    keys = physical_column(table["key"], composite=True)
-    namespaces, subs = (
-        physical_column(table[name], composite=True) if name in names else None
-        for name in ("namespace", "sub")
+    ops: npt.NDArray[np.uint8] = table["op"].to_numpy()
+    found: Iterable[bytes] = map(_encode, physical_column(table["key"], composite=True))
+    if "namespace" in names:
+        namespaces = physical_column(table["namespace"], composite=True)
+        found = map(add, found, map(_encode, namespaces))
+    if "sub" in names:
+        subs = physical_column(table["sub"], composite=True)
+        found = _with_subs(found, subs, ops, is_timer=rows.kind is StateKind.TIMER)
+    values = physical_column(table["value"]) if "value" in names else [None] * len(ops)
+    return ops, list(found), _encoded_values(values, table["ts"] if "ts" in names else None)
+
+
+def _with_subs(
+    prefixes: Iterable[bytes], subs: Sequence[Any], ops: npt.NDArray[np.uint8], *, is_timer: bool
+) -> Iterable[bytes]:
+    if is_timer:
+        return (
+            _TIMESTAMP.pack(sub + _BIAS) + prefix
+            for prefix, sub in zip(prefixes, subs, strict=True)
+        )
+    if not np.any(ops == RowOp.CLEAR):
+        return map(add, prefixes, map(_encode, subs))
+    return (
+        prefix if op == RowOp.CLEAR else prefix + _encode(sub)
+        for prefix, sub, op in zip(prefixes, subs, ops.tolist(), strict=True)
     )
-    values = physical_column(table["value"]) if "value" in names else empty
-    stamps = physical_column(table["ts"]) if "ts" in names else empty
-    timer = rows.kind is StateKind.TIMER
-    for i in range(size):
-        row = _encode(keys[i])
-        if namespaces is not None:
-            row += _encode(namespaces[i])
-        if subs is not None and ops[i] != RowOp.CLEAR:
-            row = _TIMESTAMP.pack(subs[i] + _BIAS) + row if timer else row + _encode(subs[i])
-        stamp = stamps[i]
-        yield ops[i], row, _encode((values[i],) if stamp is None else (values[i], stamp))
+
+
+def _encoded_values(values: Sequence[Any], stamps: pa.ChunkedArray | None) -> list[bytes]:
+    if stamps is None or stamps.null_count == len(stamps):
+        return list(map(_encode, zip(values)))
+    return [
+        _encode((value,) if stamp is None else (value, stamp))
+        for value, stamp in zip(values, physical_column(stamps), strict=True)
+    ]
+
+
+def in_store_order(rows: StateRows) -> StateRows:
+    """Return rows nearly in the order in which a working store has them, so that sorting is quick.
+
+    Numbers and texts as they are encoded sort by their value, or by their length and value.
+    """
+    table = rows.table
+    kind = table.schema.field("key").type
+    if rows.kind is StateKind.TIMER or table.num_rows < 2:
+        return rows
+    key = table["key"]
+    if pat.is_integer(kind):
+        order = pc.sort_indices(key)
+    elif pat.is_string(kind) or pat.is_binary(kind):
+        lengths = pc.binary_length(key)
+        by_length = pa.table({"length": lengths, "key": key})
+        order = pc.sort_indices(by_length, [("length", "ascending"), ("key", "ascending")])
+    else:
+        return rows
+    return StateRows(rows.name, rows.kind, table.take(order))
+
+
+def has_absent(units: Iterable[Any]) -> bool:
+    """Say whether one of them is ``ABSENT``; without asking the values whether they are equal."""
+    return any(map(is_, units, repeat(ABSENT)))

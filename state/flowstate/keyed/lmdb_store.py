@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import lmdb
 import pyarrow.compute as pc
 
 from flowstate.errors import StorageError, StoreFullError
-from flowstate.keyed.codec import encoded_rows
+from flowstate.keyed.codec import encoded_columns, encoded_rows, in_store_order
 from flowstate.rows import RowOp, StateRows
 
 __all__ = ["LmdbSnapshot", "LmdbStore"]
@@ -30,7 +30,8 @@ __all__ = ["LmdbSnapshot", "LmdbStore"]
 # Opened without buffers a transaction hands out bytes, which its type stubs cannot tell.
 Transaction = Any
 
-_MAP_BYTES_MIN = 1 << 30
+# Address space, not memory or disk. Large, because growing ends all snapshots of the process.
+_MAP_BYTES_MIN = 1 << 36
 _MAP_BYTES_MAX = 1 << 44
 _READERS_MAX = 1024
 _PUT_ROWS = 65_536
@@ -107,8 +108,11 @@ class LmdbStore:
     """One environment. Several processes may read it while one of them writes."""
 
     def __init__(self, folder: str | os.PathLike[str], *, create: bool = True) -> None:
-        self._folder = os.path.abspath(folder)
+        # By whichever path it is reached, it is one environment.
+        self._folder = os.path.realpath(folder)
         self._environment = _ENVIRONMENTS.acquire(self._folder, create=create)
+        self._pid = os.getpid()
+        self._closed = False
 
     @property
     def data_path(self) -> str:
@@ -117,13 +121,26 @@ class LmdbStore:
 
     def snapshot(self) -> LmdbSnapshot:
         """Open the version that is there now; it stays as it is until it is closed."""
+        self._check_process()
         try:
-            transaction = self._environment.begin(buffers=False)
+            return LmdbSnapshot(self._begin())
+        except (lmdb.Error, LookupError, ValueError) as error:
+            raise StorageError(
+                f"cannot read {self.data_path}: {error!r}. Remove it, it is a cache"
+            ) from error
+
+    def _begin(self) -> Transaction:
+        try:
+            return self._environment.begin(buffers=False)
         except lmdb.MapResizedError:
             # Another process has made the environment larger; 0 takes its size over.
             self._environment.set_mapsize(0)
-            transaction = self._environment.begin(buffers=False)
-        return LmdbSnapshot(transaction)
+            return self._environment.begin(buffers=False)
+
+    def _check_process(self) -> None:
+        # After a fork the parent's places among the readers, and its locks, are not ours.
+        if self._pid != os.getpid():
+            raise StorageError(f"{self._folder} was opened before a fork: open it in the child")
 
     def apply(
         self, changes: Iterable[Sequence[StateRows]], *, expected: str | None, identity: str
@@ -132,6 +149,7 @@ class LmdbStore:
 
         The changes are sets of rows, the later ones newer. Nothing has changed if this raises.
         """
+        self._check_process()
         groups = iter(changes)
         taken: list[Sequence[StateRows]] = []
         while True:
@@ -140,12 +158,17 @@ class LmdbStore:
                 return
             except lmdb.MapFullError:
                 self._grow()
+            except lmdb.MapResizedError:
+                self._environment.set_mapsize(0)
             except lmdb.DiskError as error:
                 raise StoreFullError(
                     f"cannot write {self.data_path}: {error}. Free space on the local disk"
                 ) from error
             except lmdb.Error as error:
-                raise StorageError(f"cannot write {self.data_path}: {error}") from error
+                # A disk that becomes full in the middle of a write is an input/output error here.
+                raise StorageError(
+                    f"cannot write {self.data_path}: {error}. The local disk may be full"
+                ) from error
 
     def _apply(
         self,
@@ -179,7 +202,9 @@ class LmdbStore:
 
     def close(self) -> None:
         """Let go of the environment. Snapshots must be closed before."""
-        _ENVIRONMENTS.release(self._folder)
+        if not self._closed and self._pid == os.getpid():
+            self._closed = True
+            _ENVIRONMENTS.release(self._folder)
 
 
 class LmdbSnapshot:
@@ -187,6 +212,7 @@ class LmdbSnapshot:
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
+        self._pid = os.getpid()
         meta = _read_meta(transaction)
         self.identity: str | None = meta["identity"]
         self._ids: dict[str, bytes] = {
@@ -207,10 +233,10 @@ class LmdbSnapshot:
         number = self._ids.get(state)
         if number is None:
             return [None] * len(rows)
-        get, head = self._transaction.get, _PLAIN + number
-        return [
-            get(head + row) if len(row) <= _ROW_BYTES_MAX else self.get(state, row) for row in rows
-        ]
+        if max(map(len, rows), default=0) > _ROW_BYTES_MAX:
+            return [self.get(state, row) for row in rows]
+        head = _PLAIN + number
+        return list(map(self._transaction.get, map(head.__add__, rows)))
 
     def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         number = self._ids.get(state)
@@ -224,7 +250,9 @@ class LmdbSnapshot:
 
     def close(self) -> None:
         """Let go of this version."""
-        self._transaction.abort()
+        # In a forked child this would end the parent's hold on it.
+        if self._pid == os.getpid():
+            self._transaction.abort()
 
 
 def _read_meta(transaction: Transaction) -> dict[str, Any]:
@@ -291,20 +319,32 @@ def _delete_prefix(transaction: Transaction, number: bytes, prefix: bytes) -> No
 def _write_rows(
     transaction: Transaction, meta: dict[str, Any], number: bytes, rows: StateRows
 ) -> None:
-    head = _PLAIN + number
-    items = encoded_rows(rows)
-    while chunk := list(islice(items, _PUT_ROWS)):
-        puts = []
-        for op, row, value in chunk:
-            key = head + row
-            if len(row) > _ROW_BYTES_MAX:
-                meta["long"] = True
-                key, value = _long_key(number, row), _LENGTH.pack(len(row)) + row + value
-            if op == RowOp.PUT:
-                puts.append((key, value))
-            elif op == RowOp.DELETE:
-                transaction.delete(key)
+    rows = in_store_order(rows)
+    for start in range(0, rows.table.num_rows, _PUT_ROWS):
+        part = rows.table.slice(start, _PUT_ROWS)
+        puts = _stored(transaction, meta, number, StateRows(rows.name, rows.kind, part))
         # Sorted puts touch each page once.
-        puts.sort()
+        puts.sort(key=itemgetter(0))
         with transaction.cursor() as cursor:
             cursor.putmulti(puts)
+
+
+def _stored(
+    transaction: Transaction, meta: dict[str, Any], number: bytes, rows: StateRows
+) -> list[tuple[bytes, bytes]]:
+    """Delete what is to be deleted, and return what is to be put."""
+    head = _PLAIN + number
+    ops, found, values = encoded_columns(rows)
+    if not ops.any() and max(map(len, found), default=0) <= _ROW_BYTES_MAX:
+        return list(zip(map(head.__add__, found), values, strict=True))
+    puts = []
+    for op, row, value in zip(ops.tolist(), found, values, strict=True):
+        key = head + row
+        if len(row) > _ROW_BYTES_MAX:
+            meta["long"] = True
+            key, value = _long_key(number, row), _LENGTH.pack(len(row)) + row + value
+        if op == RowOp.PUT:
+            puts.append((key, value))
+        elif op == RowOp.DELETE:
+            transaction.delete(key)
+    return puts

@@ -10,6 +10,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import pyarrow.types as pat
+
 from flowstate.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -180,6 +182,20 @@ class ValueState(_SingleState, Generic[T]):
 class PlainValueState(ValueState[T]):
     """A value state without TTL and namespaces: the same, with fewer steps on the way."""
 
+    def __init__(
+        self,
+        descriptor: StateDescriptor,
+        context: KeyContext,
+        table: SingleTable,
+        value_type: ValueType,
+        namespace_type: KeyType | None,
+    ) -> None:
+        super().__init__(descriptor, context, table, value_type, namespace_type)
+        self._to_user = value_type.to_user
+        # Up to which an int is taken as it is; all else goes the long way.
+        is_int = value_type.serializer is None and pat.is_signed_integer(value_type.arrow)
+        self._int_limit = 1 << (value_type.arrow.bit_width - 1) if is_int else 0
+
     def value(self) -> T | None:
         table = self._table
         try:
@@ -188,15 +204,18 @@ class PlainValueState(ValueState[T]):
             value = table.get(self._slot())
         if value is ABSENT:
             return self._default()
-        return self._user(value)  # type: ignore[no-any-return]
+        to_user = self._to_user
+        return value if to_user is None else to_user(value)  # type: ignore[no-any-return]
 
     def update(self, value: T | None) -> None:
         key = self._context.key
         if key is NO_KEY or value is None:
             super().update(value)
             return
-        table = self._table
-        table.entries[key] = self._checked(value)
+        table, limit = self._table, self._int_limit
+        if value.__class__ is not int or not -limit <= value < limit:  # type: ignore[operator]
+            value = self._checked(value)
+        table.entries[key] = value
         table.dirty[key] = None
 
 

@@ -11,11 +11,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import filterfalse, repeat
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from flowstate.keyed.codec import ABSENT, BaseStore, Change, RowCodec
+from flowstate.keyed.codec import (
+    ABSENT,
+    BaseStore,
+    Change,
+    ChangeColumns,
+    RowCodec,
+    has_absent,
+)
 from flowstate.keys import physical_column
 from flowstate.rows import RowOp
 
@@ -101,6 +110,10 @@ class Table(ABC):
     def changes(self) -> list[Change]:
         """Return what has changed since the last snapshot; nothing is settled by it."""
 
+    def change_columns(self) -> ChangeColumns:
+        """Return the same by columns."""
+        return ChangeColumns.of(self.changes())
+
     @abstractmethod
     def settle(self) -> None:
         """Take note that the changes are in a snapshot."""
@@ -133,19 +146,27 @@ class SingleTable(Table):
     def get_many(self, slots: Sequence[Slot]) -> list[Unit]:
         """Return the unit of each slot, or ``ABSENT``."""
         entries = self.entries
-        if self._base is None:
-            return [entries.get(slot, ABSENT) for slot in slots]
-        self.fetch(slots)
-        return [entries[slot] for slot in slots]
+        if self._base is not None:
+            self.fetch(slots)
+        return list(map(entries.get, slots, repeat(ABSENT)))
 
     def fetch(self, slots: Iterable[Slot]) -> None:
         """Bring slots into memory, all at once."""
         if self._base is None:
             return
-        wanted = [slot for slot in dict.fromkeys(slots) if slot not in self.entries]
-        found = self._base.get_many(self.codec.name, [self._prefix(slot) for slot in wanted])
-        for slot, data in zip(wanted, found, strict=True):
-            self.entries[slot] = self._decoded(data)
+        wanted = list(dict.fromkeys(filterfalse(self.entries.__contains__, slots)))
+        if not wanted:
+            return
+        if self.codec.namespace is None:
+            prefixes = self.codec.prefixes(wanted)
+        else:
+            prefixes = list(map(self._prefix, wanted))
+        found = self.codec.units(self._base.get_many(self.codec.name, prefixes))
+        if self._has_ttl:
+            units = [ABSENT if one is None else self._unit(one.value, one.ts) for one in found]
+        else:
+            units = [ABSENT if one is None else one.value for one in found]
+        self.entries.update(zip(wanted, units, strict=True))
 
     def put(self, slot: Slot, unit: Unit) -> None:
         """Set the unit of a slot."""
@@ -188,6 +209,19 @@ class SingleTable(Table):
                 value, ts = self._unit_columns(unit)
                 found.append(Change(RowOp.PUT, key, namespace, None, value, ts))
         return found
+
+    def change_columns(self) -> ChangeColumns:
+        slots = list(self.dirty)
+        units = list(map(self.entries.get, slots, repeat(ABSENT)))
+        if not slots or has_absent(units):
+            return super().change_columns()
+        puts = np.full(len(slots), RowOp.PUT, np.uint8)
+        keys: Sequence[Any] = slots
+        namespaces: Sequence[Any] | None = None
+        if self.codec.namespace is not None:
+            keys, namespaces = zip(*slots, strict=True)
+        values, ts = zip(*units, strict=True) if self._has_ttl else (units, None)
+        return ChangeColumns(puts, keys, namespaces, None, values, ts)
 
     def settle(self) -> None:
         self.dirty = {}

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from flowstate.errors import StateTypeError
 from flowstate.functions import TimeDomain
-from flowstate.keyed.codec import BaseStore, Change, RowCodec, timer_timestamp
+from flowstate.keyed.codec import BaseStore, Change, ChangeColumns, RowCodec, timer_timestamp
 from flowstate.keyed.context import KeyContext
 from flowstate.keys import KeyType
 from flowstate.rows import NO_TIMESTAMP, RESERVED_PREFIX, RowOp, StateKind
@@ -156,6 +156,10 @@ class TimerQueue:
             )
             for identity in self.dirty
         ]
+
+    def change_columns(self) -> ChangeColumns:
+        """Return the same by columns."""
+        return ChangeColumns.of(self.changes())
 
     def settle(self) -> None:
         """Take note that the changes are in a snapshot."""

@@ -208,7 +208,11 @@ def _open_current(folder: Path) -> WorkingState | None:
         store = LmdbStore(generation, create=False)
     except (OSError, StorageError):
         return None
-    snapshot = store.snapshot()
+    try:
+        snapshot = store.snapshot()
+    except StorageError:
+        store.close()
+        return None
     if snapshot.identity is None:
         snapshot.close()
         store.close()
