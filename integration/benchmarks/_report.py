@@ -9,8 +9,55 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
+
+from integration.benchmarks._plots import bars, plotted_column
 
 ROUNDS = 5
+_PLOT = "(plot)"
+
+DOCUMENTS = Path(__file__).parents[2] / "build" / "benchmarks"
+
+
+class _Report:
+    """What has been printed since the last ``save_report``, for a document."""
+
+    def __init__(self) -> None:
+        self.title = ""
+        self.lines: list[str] = []
+        self.plots: list[str] = []
+
+
+_report = _Report()
+
+
+def save_report(name: str) -> Path:
+    """Write what a benchmark has printed as a document with plots, and begin anew."""
+    global _report
+    done, _report = _report, _Report()
+    images = DOCUMENTS / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    for old in images.glob(f"{name}-*.svg"):
+        old.unlink()
+    lines = [
+        f"# Figures of `make bench NAME={name}`",
+        "",
+        f"Written by the benchmark itself on {time.strftime('%Y-%m-%d')}: {machine()}. What they "
+        f"mean, and what was aimed at: `docs/benchmarks.md`. Ratios are worth something, "
+        f"absolute times are those of one machine on one day; its load at the end was "
+        f"{os.getloadavg()[1]:.1f}.",
+    ]
+    plots = iter(enumerate(done.plots, 1))
+    for line in done.lines:
+        if line != _PLOT:
+            lines.append(line)
+            continue
+        number, plot = next(plots)
+        (images / f"{name}-{number}.svg").write_text(plot)
+        lines += ["", f"![the same as bars](images/{name}-{number}.svg)"]
+    document = DOCUMENTS / f"{name}.md"
+    document.write_text("\n".join(lines) + "\n")
+    return document
 
 
 def progress(text: str) -> None:
@@ -18,6 +65,8 @@ def progress(text: str) -> None:
 
 
 def heading(text: str) -> None:
+    _report.title = text
+    _report.lines += ["", f"## {text}", ""]
     print(f"\n## {text}\n", flush=True)
 
 
@@ -44,7 +93,13 @@ def medians(cases: Mapping[str, Callable[[], object]], *, rounds: int = ROUNDS) 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a Markdown table; numbers to the right."""
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|")
-    for row in rows:
-        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+    lines = ["| " + " | ".join(columns) + " |"]
+    lines.append("|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|")
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    print("\n".join(lines), flush=True)
+    _report.lines += lines
+    place = plotted_column(columns, rows)
+    if place is not None:
+        title = f"{_report.title}: {columns[place]}" if columns[place] else _report.title
+        _report.plots.append(bars(title, [str(row[0]) for row in rows], [r[place] for r in rows]))
+        _report.lines.append(_PLOT)

@@ -1,0 +1,427 @@
+"""The keyed operator beside what Spark has for state, and beside Python without any state.
+
+``FLOWKEYED_BENCH=large,small,size,restart`` chooses parts, ``FLOWKEYED_ROUNDS`` the rounds,
+``FLOWKEYED_MODES`` the modes of the first three by the beginnings of their names, and
+``FLOWKEYED_KEYS`` the size of the large state. Run it in a session of its own (``setsid``): the CPU
+seconds are those of all processes of the session.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from flowspark import ArrowContext, ArrowKeyedFunction, BulkStates, key_by
+from flowstate import KeyedProcessFunction, ValueStateDescriptor
+from flowstate.functions import Context, RuntimeContext
+from integration.benchmarks._queries import (
+    FILES_PER_BATCH,
+    BatchCost,
+    Batches,
+    Operator,
+    Query,
+    bytes_below,
+)
+from integration.benchmarks._report import heading, machine, progress, table
+from integration.sessions import local_session
+
+PARTS = os.environ.get("FLOWKEYED_BENCH", "large,small,size,restart").split(",")
+ROUNDS = int(os.environ.get("FLOWKEYED_ROUNDS", "2"))
+MODES = tuple(os.environ.get("FLOWKEYED_MODES", "").split(","))
+BATCHES = int(os.environ.get("FLOWKEYED_BATCHES", "12"))
+MANY_KEYS = int(os.environ.get("FLOWKEYED_KEYS", "5000000"))
+FEW_KEYS = 100_000
+SMALL_ROWS = 10_000
+LEFT_OUT = 2
+PARALLELISM = 2
+# At 1,000,000 records one of its batches takes minutes.
+TWS_BATCHES_AT_LARGE = 2
+
+_PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
+HDFS = _PROVIDERS + "HDFSBackedStateStoreProvider"
+ROCKSDB = _PROVIDERS + "RocksDBStateStoreProvider"
+
+PASS = "pass-through, repartition"
+PASS_BY_ID = "pass-through, repartitionById"
+PER_RECORD = "KeyedProcessFunction, per record"
+ARROW = "ArrowKeyedFunction"
+AGGREGATE = "aggregate(count)"
+GROUP_HDFS = "groupBy().count(), HDFS-backed"
+GROUP_ROCKSDB = "groupBy().count(), RocksDB"
+TWS = "transformWithState, per record"
+
+Target = tuple[str, str, str, str, str]
+"""What is compared, the bound, the times in wall time and in CPU time, and whether it was met."""
+
+
+class CountPerRecord(KeyedProcessFunction[int, Any, Any]):
+    def open(self, ctx: RuntimeContext) -> None:
+        self._count = ctx.get_state(ValueStateDescriptor("n", int))
+
+    def process_element(self, value: Any, ctx: Context[int]) -> Iterator[tuple[int, int]]:
+        count = (self._count.value() or 0) + 1
+        self._count.update(count)
+        yield value.k, count
+
+
+class CountByArrow(ArrowKeyedFunction):
+    def open(self, ctx: RuntimeContext) -> None:
+        ctx.get_state(ValueStateDescriptor("n", int))
+
+    def process_batch(
+        self, batch: pa.RecordBatch, state: BulkStates, ctx: ArrowContext
+    ) -> pa.RecordBatch:
+        counted = pc.value_counts(ctx.keys)
+        keys = counted.field("values")
+        counts = pc.add(pc.fill_null(state["n"].get(keys), 0), counted.field("counts"))
+        state["n"].update(keys, counts)
+        return pa.RecordBatch.from_arrays([keys, counts], names=["k", "n"])
+
+
+class CountWithState(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("n", "n long")
+
+    def handleInputRows(  # noqa: N802
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[Row]:
+        for _ in rows:
+            known = self._count.get()
+            count = (known[0] if known is not None else 0) + 1
+            self._count.update((count,))
+            yield Row(k=key[0], n=count)
+
+    def close(self) -> None:
+        pass
+
+
+def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def state_of(folder: Path, parallelism: int = PARALLELISM) -> dict[str, Any]:
+    return {
+        "uid": "bench",
+        "state_location": str(folder / "state"),
+        "working_folder": str(folder / "work"),
+        "parallelism": parallelism,
+    }
+
+
+def aggregate(parallelism: int = PARALLELISM, **settings: Any) -> Operator:
+    def operator(df: DataFrame, folder: Path) -> DataFrame:
+        arguments = {**state_of(folder, parallelism), **settings}
+        return key_by(df, "k").aggregate({"n": "count"}, emit="key", **arguments)
+
+    return operator
+
+
+def process(function: Any, **settings: Any) -> Operator:
+    return lambda df, folder: key_by(df, "k").process(
+        function, "k long, n long", **{**state_of(folder), **settings}
+    )
+
+
+def count_by_spark(df: DataFrame, folder: Path) -> DataFrame:
+    return df.groupBy("k").count()
+
+
+def count_with_state(df: DataFrame, folder: Path) -> DataFrame:
+    return df.groupBy("k").transformWithState(
+        CountWithState(), "k long, n long", outputMode="Update", timeMode="None"
+    )
+
+
+MODES_OF_COUNTING: dict[str, tuple[Operator, str]] = {
+    PASS: (lambda df, _: df.repartition(PARALLELISM, "k").mapInArrow(same, "k long"), HDFS),
+    PASS_BY_ID: (
+        lambda df, _: df.repartitionById(
+            PARALLELISM, F.pmod(F.xxhash64("k"), F.lit(PARALLELISM)).cast("int")
+        ).mapInArrow(same, "k long"),
+        HDFS,
+    ),
+    PER_RECORD: (process(CountPerRecord()), HDFS),
+    ARROW: (process(CountByArrow()), HDFS),
+    AGGREGATE: (aggregate(), HDFS),
+    GROUP_HDFS: (count_by_spark, HDFS),
+    GROUP_ROCKSDB: (count_by_spark, ROCKSDB),
+    TWS: (count_with_state, ROCKSDB),
+}
+
+
+class Bench:
+    """A session, and a folder for everything."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        self.targets: list[Target] = []
+        self._numbers = iter(range(1_000_000))
+
+    def write(
+        self, name: str, *, rows: int, keys: int, batches: int, distinct: bool = False
+    ) -> Path:
+        """Write batches of records with keys at random, or with each key once."""
+        source = self.folder / name
+        if not source.exists():
+            progress(f"writing {name}: {batches} x {rows:,} records, {keys:,} keys")
+            files = batches * FILES_PER_BATCH
+            ids = self.spark.range(0, rows * batches, 1, files)
+            key = F.col("id") if distinct else F.pmod(F.xxhash64("id"), F.lit(keys))
+            # Spread over all of long, so that a key takes as much in a small state as in a large.
+            ids.select(F.xxhash64(key.cast("int")).alias("k")).write.parquet(str(source))
+        return source
+
+    def query(self, mode: str, source: Path) -> Query:
+        operator, provider = MODES_OF_COUNTING[mode]
+        return self.custom(operator, provider, source)
+
+    def custom(self, operator: Operator, provider: str, source: Path) -> Query:
+        folder = self.folder / f"query-{next(self._numbers)}"
+        return Query(self.spark, source, folder, operator, provider=provider)
+
+    def compare(
+        self,
+        found: dict[str, BatchCost],
+        mode: str,
+        other: str,
+        how: str,
+        bound: float,
+        *,
+        where: str,
+    ) -> None:
+        """Note how many times the speed or the time of another mode one has."""
+        if mode not in found or other not in found:
+            return
+        is_speed = how == "speed of"
+        one, two = (found[other], found[mode]) if is_speed else (found[mode], found[other])
+        wall, cpu = one.batch_s / two.batch_s, one.cpu_s / two.cpu_s
+        self.note(f"{where}: {mode}, times the {how} {other}", bound, wall, cpu, at_least=is_speed)
+
+    def note(self, what: str, bound: float, wall: float, cpu: float, *, at_least: bool) -> None:
+        met = wall >= bound if at_least else wall <= bound
+        sign = ">=" if at_least else "<="
+        shown = "met" if met else "**missed**"
+        self.targets.append((what, f"{sign} {bound}", f"{wall:.2f}", f"{cpu:.2f}", shown))
+
+
+def throughput(bench: Bench, part: str, *, rows: int, keys: int) -> dict[str, BatchCost]:
+    heading(f"{rows:,} records a batch, {keys:,} keys: medians of a batch")
+    source = bench.write(part, rows=rows, keys=keys, batches=BATCHES)
+    few = bench.write(f"{part}-few", rows=rows, keys=keys, batches=TWS_BATCHES_AT_LARGE)
+    warm = bench.write("warm", rows=min(rows, 100_000), keys=10_000, batches=3)
+    names = [name for name in MODES_OF_COUNTING if name.startswith(MODES)]
+    runs: dict[str, list[Batches]] = {name: [] for name in names}
+    for name in names:
+        progress(f"warming {name}")
+        _run_once(bench, name, warm)
+    for turn in range(ROUNDS):
+        shift = turn * 3 % len(names)
+        for name in names[shift:] + names[:shift]:
+            progress(f"round {turn + 1} of {ROUNDS}: {name}")
+            slow = name == TWS and rows >= 1_000_000
+            if slow and turn:
+                continue
+            runs[name].append(_run_once(bench, name, few if slow else source, slow=slow))
+            taken = runs[name][-1]
+            batches = " ".join(f"{seconds:.2f}" for seconds in taken.batch_s)
+            progress(f"    {batches} s, {taken.cpu_s:.2f} s of CPU a batch")
+    found = {name: BatchCost.of(taken) for name, taken in runs.items()}
+    _show(found, rows)
+    return found
+
+
+def _run_once(bench: Bench, mode: str, source: Path, *, slow: bool = False) -> Batches:
+    query = bench.query(mode, source)
+    try:
+        return query.run(leave_out=1 if slow else LEFT_OUT)
+    finally:
+        query.forget()
+
+
+def _show(found: dict[str, BatchCost], rows: int) -> None:
+    floor = found.get(PASS) or next(iter(found.values()))
+    table(
+        ("", "ms a batch", "records/s", "times pass-through", "CPU s a batch", "times"),
+        [
+            (
+                name,
+                f"{cost.batch_s * 1e3:,.0f}",
+                f"{rows / cost.batch_s:,.0f}",
+                f"{cost.batch_s / floor.batch_s:.2f}",
+                f"{cost.cpu_s:.2f}",
+                f"{cost.cpu_s / floor.cpu_s:.2f}",
+            )
+            for name, cost in found.items()
+        ],
+    )
+
+
+def large(bench: Bench) -> None:
+    found = throughput(bench, "large", rows=1_000_000, keys=500_000)
+    bounds = (
+        (PER_RECORD, TWS, "speed of", 10),
+        (PER_RECORD, GROUP_ROCKSDB, "speed of", 2),
+        (PER_RECORD, GROUP_HDFS, "speed of", 1),
+        (PER_RECORD, PASS, "time of", 2.5),
+        (ARROW, PASS, "time of", 1.6),
+        (ARROW, GROUP_ROCKSDB, "speed of", 3),
+        (AGGREGATE, PASS, "time of", 1.6),
+        (AGGREGATE, GROUP_ROCKSDB, "speed of", 3),
+    )
+    for mode, other, how, bound in bounds:
+        bench.compare(found, mode, other, how, bound, where="1M records")
+
+
+def small(bench: Bench) -> None:
+    found = throughput(bench, "small", rows=100_000, keys=10_000)
+    bench.compare(found, PER_RECORD, TWS, "speed of", 10, where="100k records")
+
+
+# A small batch on a state that one large batch has built.
+
+
+def size(bench: Bench) -> None:
+    heading(f"{SMALL_ROWS:,} records a batch against the number of keys")
+    # Nothing is removed, so that what was written can be counted.
+    keeping = {"checkpoints_retained": 1000}
+    modes: dict[str, tuple[Operator, str]] = {
+        PER_RECORD: (process(CountPerRecord(), **keeping), HDFS),
+        AGGREGATE: (aggregate(**keeping), HDFS),
+        GROUP_HDFS: (count_by_spark, HDFS),
+        GROUP_ROCKSDB: (count_by_spark, ROCKSDB),
+    }
+    rows = []
+    for mode in [mode for mode in modes if mode.startswith(MODES)]:
+        operator, provider = modes[mode]
+        base: BatchCost | None = None
+        for keys in (FEW_KEYS, MANY_KEYS):
+            progress(f"{mode}: {keys:,} keys")
+            cost, written = _small_batches(bench, operator, provider, keys)
+            base = base or cost
+            ratio = cost.cpu_s / base.cpu_s
+            rows.append(
+                (
+                    mode,
+                    f"{keys:,}",
+                    f"{cost.batch_s * 1e3:,.0f}",
+                    f"{cost.cpu_s:.3f}",
+                    f"{ratio:.2f}",
+                    f"{written / 1e6:.2f}",
+                )
+            )
+            if keys == MANY_KEYS and mode in {PER_RECORD, AGGREGATE}:
+                what = f"10k batch, {mode}: cost at {MANY_KEYS:,} keys, times that at {FEW_KEYS:,}"
+                bench.note(what, 1.2, cost.batch_s / base.batch_s, ratio, at_least=False)
+    table(("", "keys", "ms a batch", "CPU s a batch", "times", "MB written a batch"), rows)
+
+
+def _small_batches(
+    bench: Bench, operator: Operator, provider: str, keys: int
+) -> tuple[BatchCost, float]:
+    bulk = bench.write(f"bulk-{keys}", rows=keys, keys=keys, batches=1, distinct=True)
+    # So many that a tier of deltas is merged twice.
+    batches = 20
+    later = bench.write(f"later-{keys}", rows=SMALL_ROWS, keys=keys, batches=batches)
+    source = bench.folder / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(bulk, source)
+    query = bench.custom(operator, provider, source)
+    query.run()
+    _add_files(later, source)
+    before = bytes_below(query.folder / "state") + bytes_below(query.folder / "checkpoint")
+    found = query.run(leave_out=3)
+    after = bytes_below(query.folder / "state") + bytes_below(query.folder / "checkpoint")
+    query.forget()
+    return BatchCost.of([found]), (after - before) / batches
+
+
+def _add_files(later: Path, source: Path) -> None:
+    for path in sorted(later.glob("*.parquet")):
+        shutil.copyfile(path, source / f"later-{path.name}")
+
+
+# The time to the first batch after a restart.
+
+
+def restart(bench: Bench) -> None:
+    heading(
+        f"{MANY_KEYS:,} keys: seconds from the start of the query to the end of its first batch"
+    )
+    bulk = bench.write(
+        f"bulk-{MANY_KEYS}", rows=MANY_KEYS, keys=MANY_KEYS, batches=1, distinct=True
+    )
+    later = bench.write(f"first-{MANY_KEYS}", rows=SMALL_ROWS, keys=MANY_KEYS, batches=1)
+    cases: dict[str, tuple[Operator, Operator, str, bool, int]] = {
+        "flowspark, 2 -> 2, local copy there": (aggregate(), aggregate(), HDFS, True, 0),
+        "flowspark, 2 -> 2": (aggregate(), aggregate(), HDFS, False, 0),
+        "flowspark, 2 -> 3": (aggregate(), aggregate(3), HDFS, False, 0),
+        "flowspark, 2 -> 4": (aggregate(), aggregate(4), HDFS, False, 0),
+        "Spark, RocksDB, 2 -> 2": (count_by_spark, count_by_spark, ROCKSDB, False, 0),
+        "Spark, RocksDB, repartition 2 -> 4": (count_by_spark, count_by_spark, ROCKSDB, False, 4),
+    }
+    rows = []
+    for name, (before, after, provider, keeps, partitions) in cases.items():
+        progress(name)
+        source = bench.folder / "source"
+        shutil.rmtree(source, ignore_errors=True)
+        shutil.copytree(bulk, source)
+        query = bench.custom(before, provider, source)
+        query.run()
+        _add_files(later, source)
+        if not keeps:
+            shutil.rmtree(query.folder / "work", ignore_errors=True)
+        offline = ""
+        if partitions:
+            offline = _repartition(bench.spark, query.folder / "checkpoint", partitions)
+        again = Query(bench.spark, source, query.folder, after, provider=provider)
+        try:
+            wall = f"{again.run().wall_s:.2f}"
+        except Exception as error:
+            wall = f"failed: {type(error).__name__}"
+            progress(str(error)[:400])
+        rows.append((name, offline, wall))
+        query.forget()
+    table(("", "offline step s", "first batch s"), rows)
+
+
+def _repartition(spark: SparkSession, checkpoint: Path, partitions: int) -> str:
+    """Use what pyspark has behind an underscore, if it works."""
+    start = time.perf_counter()
+    try:
+        spark._streamingCheckpointManager.repartition(str(checkpoint), partitions)
+    except Exception as error:
+        progress(str(error)[:600])
+        return f"failed: {type(error).__name__}"
+    return f"{time.perf_counter() - start:.2f}"
+
+
+def main() -> None:
+    print(f"flowspark's keyed operator: {machine()}")
+    start = time.perf_counter()
+    settings = {"spark.driver.memory": "4g", "spark.ui.showConsoleProgress": "false"}
+    spark = local_session("keyed-benchmark", master="local[2]", settings=settings)
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
+    parts = {"large": large, "small": small, "size": size, "restart": restart}
+    with tempfile.TemporaryDirectory(prefix="flowkeyed-bench-") as folder:
+        bench = Bench(spark, Path(folder))
+        for part in PARTS:
+            parts[part](bench)
+        if bench.targets:
+            heading("Targets")
+            table(("", "target", "found", "in CPU time", ""), bench.targets)
+    spark.stop()
+    print(f"\nin {time.perf_counter() - start:.0f} s")
