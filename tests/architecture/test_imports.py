@@ -78,6 +78,12 @@ RULES = (
         forbidden=("lmdb",),
         but=("flowstate.keyed",),
     ),
+    Rule(
+        "one module knows the Kafka client, so that another could take its place",
+        package="*",
+        forbidden=("kafka",),
+        but=("pyspark_flowkafka.client",),
+    ),
 )
 
 
@@ -206,6 +212,7 @@ def write(root: Path, name: str, source: str) -> None:
         ("state/flowstate/a.py", "import cloudpickle", "cloudpickle"),
         ("state/flowstate/storage/a.py", "import lmdb", "lmdb"),
         ("connectors/flowspark/a.py", "import lmdb", "lmdb"),
+        ("connectors/pyspark_flowkafka/a.py", "from kafka import x", "kafka.x"),
     ],
     ids=lambda value: str(value).replace("\n", " "),
 )
@@ -220,6 +227,7 @@ def test_a_forbidden_import_is_found(tmp_path: Path, name: str, source: str, imp
     [
         ("state/flowstate/storage/deep/a.py", "import fsspec, s3fs"),
         ("state/flowstate/keyed/a.py", "import lmdb"),
+        ("connectors/pyspark_flowkafka/client.py", "import kafka.net.manager"),
         ("state/flowstate/testing/a.py", "import pickle\nfrom flowstate.testing import clock"),
         ("state/flowstate/a.py", "from . import errors\nfrom .storage import x\nimport pyarrow"),
         ("state/flowstate/a.py", "import pickles\nimport flowsparkling\nimport_module(name)"),

@@ -30,7 +30,11 @@ from .markdown import (
     table_rows,
 )
 
-RUNNABLE = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+RUNNABLE = [
+    ROOT / "README.md",
+    ROOT / "docs" / "operations.md",
+    *sorted((ROOT / "docs" / "guide").glob("*.md")),
+]
 STATE_GUIDE = ROOT / "docs" / "guide" / "state.md"
 STORAGE_GUIDE = ROOT / "docs" / "guide" / "storage.md"
 
@@ -91,7 +95,7 @@ def test_every_path_and_test_that_is_named_exists(path: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*/*.md")), ids=name_of)
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=name_of)
 def test_every_document_can_be_reached_from_the_readme(path: Path) -> None:
     readme = ROOT / "README.md"
     targets = {
