@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -47,13 +47,16 @@ class Aggregate(ABC):
     def merge(self, a: Any, b: Any) -> Any:
         """Return the accumulator of what both hold."""
 
-    def merge_many(self, stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
-        """Merge partial accumulators into what is stored, which is None where nothing is."""
-        merge = self.merge
-        return [
-            partial if before is None else merge(before, partial)
-            for before, partial in zip(stored, partials, strict=True)
+    def merge_columns(self, stored: pa.Array, partials: pa.Array) -> pa.Array:
+        """Merge partial accumulators into what is stored, which is null where nothing is.
+
+        ``ArrowInvalid`` or ``OverflowError`` says that a result is out of range.
+        """
+        merged = [
+            partial if before is None else self.merge(before, partial)
+            for before, partial in zip(stored.to_pylist(), partials.to_pylist(), strict=True)
         ]
+        return pa.array(merged, partials.type)
 
     def result(self, accumulator: Any) -> Any:
         """Return what the accumulator amounts to."""
@@ -81,11 +84,9 @@ def aggregate_of(reducer: Reducer, value_type: pa.DataType) -> Aggregate:
     return _Mean(value_type) if reducer is Reducer.MEAN else _Sum(value_type)
 
 
-def _added(stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
-    return [
-        partial if before is None else before + partial
-        for before, partial in zip(stored, partials, strict=True)
-    ]
+def _added(stored: pa.Array, partials: pa.Array) -> pa.Array:
+    """Return the sums; Arrow's own addition would wrap around silently."""
+    return pc.coalesce(pc.add_checked(stored.cast(partials.type), partials), partials)
 
 
 def _grouped(keys: pa.Array, columns: Mapping[str, tuple[pa.Array, str]]) -> dict[str, pa.Array]:
@@ -128,7 +129,7 @@ class _Sum(Aggregate):
     def merge(self, a: Any, b: Any) -> Any:
         return a + b
 
-    def merge_many(self, stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
+    def merge_columns(self, stored: pa.Array, partials: pa.Array) -> pa.Array:
         return _added(stored, partials)
 
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -165,7 +166,7 @@ class _Count(Aggregate):
     def merge(self, a: int, b: int) -> int:
         return a + b
 
-    def merge_many(self, stored: Sequence[Any], partials: Sequence[Any]) -> list[Any]:
+    def merge_columns(self, stored: pa.Array, partials: pa.Array) -> pa.Array:
         return _added(stored, partials)
 
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -194,6 +195,14 @@ class _Extreme(Aggregate):
             return b
         return a if b != b else self._pick(a, b)
 
+    def merge_columns(self, stored: pa.Array, partials: pa.Array) -> pa.Array:
+        pick = pc.min_element_wise if self._pick is min else pc.max_element_wise
+        try:
+            return pick(stored, partials, skip_nulls=True)
+        except pa.ArrowNotImplementedError:
+            # Arrow does not compare booleans and durations.
+            return super().merge_columns(stored, partials)
+
     def fold(self, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
         # Arrow finds the extremes of every scalar type but this one.
         ticks = values.view(pa.int64()) if pat.is_duration(values.type) else values
@@ -216,6 +225,13 @@ class _Mean(Aggregate):
 
     def merge(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         return {"sum": a["sum"] + b["sum"], "count": a["count"] + b["count"]}
+
+    def merge_columns(self, stored: pa.Array, partials: pa.Array) -> pa.Array:
+        fields = [
+            _added(pc.struct_field(stored, name), pc.struct_field(partials, name))
+            for name in ("sum", "count")
+        ]
+        return pa.StructArray.from_arrays(fields, fields=list(self.accumulator_type))
 
     def result(self, accumulator: dict[str, Any]) -> float:
         return float(accumulator["sum"] / accumulator["count"])

@@ -441,17 +441,23 @@ class Subtask:
         if self._keyed is None:
             return (), ()
         handles = self._newest_handles()
+        since, everything = checkpoint_id, False
         if self._foreign and handles:
             handles = (self._adopted(handles, checkpoint_id, batch_id),)
+        elif self._config.compact and handles and self._keyed.is_mostly_changed:
+            # The changes would soon be folded into a full file anyway, which costs reading all.
+            since, everything = min(handle.first_checkpoint for handle in handles), True
+            handles = ()
         elif self._config.compact and (plan := plan_merge(handles)) is not None:
             # Before the new delta is added: so the next batch finds it by itself, and can apply it
             # to the local working state, which is still at this one's parent.
             handles = plan.apply(handles, self._merge(plan, batch_id, self._storage))
         full = not handles
-        rows = self._keyed.changes(checkpoint_id, full=full)
+        rows = self._keyed.changes(checkpoint_id, full=full, everything=everything)
         written = [self._without_expired(part) for part in rows] if full else rows
         if written:
-            handles = (*handles, self._write_delta(written, handles, checkpoint_id, batch_id))
+            delta = self._write_delta(written, handles, checkpoint_id, batch_id)
+            handles = (*handles, msgspec.structs.replace(delta, first_checkpoint=since))
         return handles, rows
 
     def _newest_handles(self) -> tuple[KeyedHandle, ...]:

@@ -18,6 +18,7 @@ from flowstate.errors import (
     StateMigrationError,
     UnclaimedStateError,
 )
+from flowstate.keyed import warm
 
 from .functions import Everything, Sum
 from .harness import Query, row_factory, words_of
@@ -210,22 +211,33 @@ def damaged(query: Query, pattern: str, *, how: str) -> int:
     return count
 
 
+@pytest.fixture
+def elsewhere(query: Query) -> Query:
+    """The next run of the query, on a host that has nothing of it in memory or on its disk."""
+    warm._kept.clear()
+    return query.restarted(settings={"working_folder": str(query.folder / "other")})
+
+
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped"])
 @pytest.mark.parametrize("pattern", ["chk-2/*/part-*", "chk-1/_metadata", "shared/*"])
-def test_what_is_damaged_is_an_error_that_names_it(query: Query, pattern: str, how: str) -> None:
+def test_what_is_damaged_is_an_error_that_names_it(
+    query: Query, elsewhere: Query, pattern: str, how: str
+) -> None:
     assert damaged(query, pattern, how=how)
 
     with pytest.raises(FlowError) as caught:
-        query.restarted(settings={"working_folder": str(query.folder / "other")}).batch(2, rows())
+        elsewhere.batch(2, rows())
     assert str(caught.value).startswith("[FLOW")
     assert isinstance(caught.value, SnapshotError)
     assert pattern.partition("/")[0] in str(caught.value)
 
 
 @pytest.mark.parametrize("pattern", ["shared/*", "chk-1/_metadata"])
-def test_what_is_missing_is_an_error_and_not_empty_state(query: Query, pattern: str) -> None:
+def test_what_is_missing_is_an_error_and_not_empty_state(
+    query: Query, elsewhere: Query, pattern: str
+) -> None:
     for path in query.root.glob(pattern):
         path.unlink()
 
     with pytest.raises(FlowError):
-        query.restarted(settings={"working_folder": str(query.folder / "other")}).batch(2, rows())
+        elsewhere.batch(2, rows())

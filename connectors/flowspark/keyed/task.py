@@ -26,7 +26,7 @@ from flowspark.keyed.routing import InputRows, Route
 from flowspark.keyed.sealing import FixedClock, same_uid, seal
 from flowspark.keyed.watermarks import WatermarkStrategy, WatermarkTracker
 from flowspark.keyed.work import BatchInfo, Work, WorkFactory
-from flowstate.checkpoint import CheckpointStorage, SubtaskSnapshot, encode_name
+from flowstate.checkpoint import CheckpointStorage, KeyedHandle, SubtaskSnapshot, encode_name
 from flowstate.errors import UnclaimedStateError
 from flowstate.key_groups import KeyGroupAssigner, key_group_range_of
 from flowstate.restoring import keyed_share, load_rows
@@ -252,7 +252,10 @@ class _Execution:
         """Warn if the batch, which ran twice, led to two different states; the first one counts."""
         if first.digest == second.digest:
             return
-        if _contents(subtask, self._storage, first) != _contents(subtask, self._storage, second):
+        # One may have written all of its state, and the other what has changed.
+        whole = any(_newest(one)[0].full for one in (first, second) if one.keyed)
+        found = [_contents(subtask, self._storage, one, whole=whole) for one in (first, second)]
+        if found[0] != found[1]:
             _LOG.warning(
                 "[FLOWKEYED_NOT_REPEATABLE] operator %r, subtask %d: batch %s ran twice and led to "
                 "different state. What the first execution wrote is kept, what the second emitted "
@@ -275,13 +278,17 @@ def _base_digest(base: Base, spec: OperatorSpec, subtask_index: int) -> str:
     return keyed_share(base.record, key_groups).digest
 
 
-def _contents(
-    subtask: Subtask, storage: CheckpointStorage, snapshot: SubtaskSnapshot
-) -> dict[str, set[str]]:
-    """Return what the newest checkpoint's file says, whatever order it is in."""
+def _newest(snapshot: SubtaskSnapshot) -> list[KeyedHandle]:
     newest = max((handle.last_checkpoint for handle in snapshot.keyed), default=0)
-    handles = [handle for handle in snapshot.keyed if handle.last_checkpoint == newest]
-    found = load_rows(storage, handles, subtask.key_groups, drop_tombstones=False)
+    return [handle for handle in snapshot.keyed if handle.last_checkpoint == newest]
+
+
+def _contents(
+    subtask: Subtask, storage: CheckpointStorage, snapshot: SubtaskSnapshot, *, whole: bool
+) -> dict[str, set[str]]:
+    """Return what the newest checkpoint's file says, or all files, whatever order it is in."""
+    handles = list(snapshot.keyed) if whole else _newest(snapshot)
+    found = load_rows(storage, handles, subtask.key_groups, drop_tombstones=whole)
     return {name: set(map(repr, rows.table.to_pylist())) for name, rows in found.items()}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flowstate.clock import Clock, SystemClock
 from flowstate.descriptors import (
@@ -20,8 +21,9 @@ from flowstate.descriptors import (
 from flowstate.errors import StateError, StateMigrationError, StateRegistrationError
 from flowstate.functions import TimeDomain
 from flowstate.key_groups import KeyGroupAssigner, KeyGroupRange
-from flowstate.keyed.codec import BaseStore, ChangeColumns, RowCodec, rows_of_columns
+from flowstate.keyed.codec import BaseStore, RowCodec, rows_of_columns
 from flowstate.keyed.context import NO_KEY, KeyContext
+from flowstate.keyed.single_table import SingleTable
 from flowstate.keyed.states import (
     AggregatingState,
     ListState,
@@ -31,7 +33,7 @@ from flowstate.keyed.states import (
     State,
     ValueState,
 )
-from flowstate.keyed.tables import ListTable, MapTable, SingleTable, Table
+from flowstate.keyed.tables import ListTable, MapTable, Table
 from flowstate.keyed.timers import TIMER_NAMES, KeyedTimerService, TimerQueue
 from flowstate.keyed.warm import WarmStates, WarmTable, can_be_warm
 from flowstate.keys import KeyType
@@ -92,7 +94,7 @@ class KeyedStateBackend:
         self._namespaces: dict[str, KeyType | None] = {}
         self._states: dict[str, State] = {}
         self._tables: dict[str, Table | TimerQueue] = {}
-        self._pending: dict[int, dict[str, list[Any]]] = {}
+        self._pending: dict[int, dict[str, Any]] = {}
         self._timers: KeyedTimerService | None = None
 
     # The key.
@@ -202,13 +204,18 @@ class KeyedStateBackend:
 
         This one is not to be used any more.
         """
+        found = self._whole()
+        return found if found is not None and all(one.is_safe for one in found.values()) else None
+
+    def _whole(self) -> WarmStates | None:
+        """Return all states, if they are in memory and of one value per key."""
         if self._base is not None or self._restored or not can_be_warm(self._metas):
             return None
         found = dict(self._warm)
         for name, table in self._tables.items():
             if isinstance(table, SingleTable):
-                found[name] = WarmTable(table.codec, table.entries)
-            elif len(table.slots() if isinstance(table, Table) else table):
+                found[name] = WarmTable.of(table)
+            elif table.dirty or len(table.slots() if isinstance(table, Table) else table):
                 return None
         return found
 
@@ -217,30 +224,47 @@ class KeyedStateBackend:
         """What a record keeps of the states: of those registered, and of those restored."""
         return {name: dict(meta) for name, meta in sorted(self._metas.items())}
 
-    def changes(self, checkpoint_id: int, *, full: bool = False) -> list[StateRows]:
+    @property
+    def is_mostly_changed(self) -> bool:
+        """Whether to write all of it costs at most about twice what the changes alone would."""
+        whole = self._whole()
+        tables = [table for table in self._tables.values() if isinstance(table, SingleTable)]
+        changed = sum(table.changed_count for table in tables)
+        return whole is not None and 0 < sum(map(len, whole.values())) <= 2 * changed
+
+    def changes(
+        self, checkpoint_id: int, *, full: bool = False, everything: bool = False
+    ) -> list[StateRows]:
         """Return what has changed since the last snapshot, and begin anew.
 
-        ``full`` says that nothing older is there, so that removals need not be written. Call
-        ``notify_checkpoint_complete`` or ``notify_checkpoint_aborted`` with the same id later.
+        ``full`` says that nothing older is there, so that removals need not be written;
+        ``everything``, for state that is mostly changed, that the rest is to be written as well.
+        Call ``notify_checkpoint_complete`` or ``notify_checkpoint_aborted`` with the same id later.
         """
+        whole = self._whole() if everything else None
+        if whole is not None:
+            written = {name: (table.codec, table.contents()) for name, table in whole.items()}
+        else:
+            written = {
+                name: (table.codec, table.change_columns()) for name, table in self._tables.items()
+            }
         found = []
-        for name in sorted(self._tables):
-            changes = self._tables[name].change_columns()
-            if full and changes.ops.any():
-                kept = [one for one in self._tables[name].changes() if one.op == RowOp.PUT]
-                changes = ChangeColumns.of(kept)
-            if len(changes.ops):
-                rows = rows_of_columns(
-                    self._tables[name].codec,
-                    changes,
-                    max_parallelism=self.max_parallelism,
-                    assigner=self.assigner,
-                )
-                self._check_groups(rows)
+        for name in sorted(written):
+            codec, columns = written[name]
+            if not len(columns.ops):
+                continue
+            rows = rows_of_columns(
+                codec, columns, max_parallelism=self.max_parallelism, assigner=self.assigner
+            )
+            self._check_groups(rows)
+            if full and columns.ops.any():
+                puts = pc.equal(rows.table["op"], int(RowOp.PUT))
+                rows = StateRows(rows.name, rows.kind, rows.table.filter(puts))
+            if rows.table.num_rows:
                 found.append(rows)
         # Nothing is settled before everything could be written.
         self._pending[checkpoint_id] = {
-            name: list(table.dirty) for name, table in self._tables.items()
+            name: table.changed() for name, table in self._tables.items()
         }
         for table in self._tables.values():
             table.settle()
@@ -403,13 +427,8 @@ class KeyedStateBackend:
         if rows is not None:
             table.load(rows.table)
         warm = self._warm.pop(table.codec.name, None)
-        if warm is None:
-            return
-        if isinstance(table, SingleTable) and table.codec.schema == warm.codec.schema:
-            table.entries = warm.entries
-        else:
-            found = warm.rows(max_parallelism=self.max_parallelism, assigner=self.assigner)
-            table.load(found)
+        if warm is not None and isinstance(table, SingleTable):
+            warm.give(table)
 
 
 def _shown(descriptor: StateDescriptor) -> str:

@@ -1,15 +1,16 @@
 """Bulk access: many keys of a state at once, as Arrow arrays.
 
 It sees and changes the same state as the states of ``keyed.states`` do, TTL included, and may be
-mixed with them. There is one step of Python per distinct key, none per row.
+mixed with them. Where all of the state is in memory, has no TTL and is not used key by key as well,
+it stays in columns and there is no loop in Python; else there is a step for each distinct key.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
 from flowstate.descriptors import (
     AggregatingStateDescriptor,
@@ -20,7 +21,7 @@ from flowstate.descriptors import (
 from flowstate.errors import StateError, StateTypeError
 from flowstate.keyed.backend import KeyedStateBackend
 from flowstate.keyed.codec import ABSENT
-from flowstate.keyed.tables import SingleTable
+from flowstate.keyed.single_table import SingleTable
 from flowstate.keyed.ttl import Ttl
 from flowstate.keys import canonical_column, physical_column
 
@@ -51,12 +52,13 @@ class BulkState:
 
         A value state's default stands for nulls, unless there is a TTL.
         """
-        values = self._read(self._keys.to_list(self._key_column(keys)))
+        values = self._read(self._key_column(keys))
         default = getattr(self._descriptor, "default", None)
-        if self._ttl is None and default is not None:
-            physical = self._descriptor.types["value"].to_physical(default)
-            values = [physical if value is None else value for value in values]
-        return pa.array(values, self._type)
+        if self._ttl is not None or default is None or not values.null_count:
+            return values
+        physical = self._descriptor.types["value"].to_physical(default)
+        places = np.where(values.is_valid(), np.arange(len(values)), len(values))
+        return pa.concat_arrays([values, pa.array([physical], self._type)]).take(pa.array(places))
 
     def results(self, keys: pa.Array) -> pa.Array:
         """Return the result of each key, as ``get()`` of a reducing or aggregating state does."""
@@ -73,15 +75,7 @@ class BulkState:
         if not isinstance(self._descriptor, ValueStateDescriptor):
             raise StateError(f"state {self._descriptor.name!r} is added to, not updated")
         column = self._cast(values, self._type)
-        slots = self._keys.to_list(self._key_column(keys, values))
-        if column.null_count == 0:
-            self._write(slots, physical_column(column))
-            return
-        for slot, value in zip(slots, physical_column(column), strict=True):
-            if value is None:
-                self._table.remove(slot)
-            else:
-                self._write([slot], [value])
+        self._write(self._key_column(keys, values), column)
 
     def add(self, keys: pa.Array, values: pa.Array) -> pa.Array:
         """Add each value to the state of its key, and return the distinct keys.
@@ -98,10 +92,15 @@ class BulkState:
             )
         column = self._key_column(keys, values)
         distinct, partials = builtin.fold(column, self._cast(values, self._input_type()))
-        slots = self._keys.to_list(distinct)
-        stored = self._read(slots)
-        merged = builtin.merge_many(stored, physical_column(partials))
-        self._write(slots, self._checked(merged))
+        stored = self._read(distinct)
+        try:
+            merged = builtin.merge_columns(stored, partials).cast(self._type)
+        except (pa.ArrowException, OverflowError) as error:
+            # Before anything is changed.
+            raise StateTypeError(
+                f"state {self._descriptor.name!r}: a result does not fit {self._type}: {error}"
+            ) from error
+        self._write(distinct, merged)
         return distinct
 
     def _input_type(self) -> pa.DataType:
@@ -132,26 +131,22 @@ class BulkState:
                 f"{error}"
             ) from error
 
-    def _checked(self, values: list[Any]) -> list[Any]:
-        """Refuse sums that have outgrown the state's type, before anything is changed."""
-        try:
-            column = pa.array(values, self._type)
-        except (pa.ArrowException, OverflowError) as error:
-            raise StateTypeError(
-                f"state {self._descriptor.name!r}: a result does not fit {self._type}: {error}"
-            ) from error
-        # A float is rounded now, and not first when it comes back from a checkpoint.
-        return physical_column(column) if pat.is_float32(self._type) else values
-
-    def _read(self, slots: list[Any]) -> list[Any]:
+    def _read(self, keys: pa.Array) -> pa.Array:
+        """Return what is stored of each key; null where nothing is."""
+        found = self._table.get_columns(keys)
+        if found is not None:
+            return found
+        slots = self._keys.to_list(keys)
         units = self._table.get_many(slots)
         if self._ttl is None:
-            return [None if unit is ABSENT else unit for unit in units]
-        ttl, now, stamp = self._ttl, self._ttl.now(), self._ttl.stamp()
-        return [
-            None if unit is ABSENT else self._seen(slot, unit, ttl, now, stamp)
-            for slot, unit in zip(slots, units, strict=True)
-        ]
+            values = [None if unit is ABSENT else unit for unit in units]
+        else:
+            ttl, now, stamp = self._ttl, self._ttl.now(), self._ttl.stamp()
+            values = [
+                None if unit is ABSENT else self._seen(slot, unit, ttl, now, stamp)
+                for slot, unit in zip(slots, units, strict=True)
+            ]
+        return pa.array(values, self._type)
 
     def _seen(self, slot: Any, unit: Any, ttl: Ttl, now: int, stamp: int) -> Any:
         value, written = unit
@@ -162,7 +157,21 @@ class BulkState:
             self._table.put(slot, (value, stamp))
         return value
 
-    def _write(self, slots: list[Any], values: list[Any]) -> None:
+    def _write(self, keys: pa.Array, values: pa.Array) -> None:
+        """Store the value of each key; null removes it."""
+        if self._table.put_columns(keys, values):
+            return
+        slots, units = self._keys.to_list(keys), physical_column(values)
+        if not values.null_count:
+            self._put(slots, units)
+            return
+        for slot, unit in zip(slots, units, strict=True):
+            if unit is None:
+                self._table.remove(slot)
+            else:
+                self._put([slot], [unit])
+
+    def _put(self, slots: list[Any], values: list[Any]) -> None:
         if self._ttl is not None:
             stamp = self._ttl.stamp()
             values = [(value, stamp) for value in values]

@@ -93,10 +93,10 @@ class ChangeColumns(NamedTuple):
     """Rows that are to be written, by columns; None for a column that is null throughout."""
 
     ops: npt.NDArray[np.uint8]
-    keys: Sequence[Any]
+    keys: Sequence[Any] | pa.Array
     namespaces: Sequence[Any] | None
     subs: Sequence[Any] | None
-    values: Sequence[Any] | None
+    values: Sequence[Any] | pa.Array | None
     ts: Sequence[Any] | None
 
     @classmethod
@@ -242,7 +242,7 @@ def rows_of_columns(
     assigner: KeyGroupAssigner,
 ) -> StateRows:
     """Return changes as Arrow columns, sorted by key group."""
-    keys = codec.key.to_array(columns.keys)
+    keys = columns.keys if isinstance(columns.keys, pa.Array) else codec.key.to_array(columns.keys)
     groups = key_groups_of(keys, max_parallelism=max_parallelism, assigner=assigner)
     arrays = [pa.array(groups), pa.array(columns.ops), keys]
     nothing: list[Any] = []
@@ -252,7 +252,8 @@ def rows_of_columns(
             arrays.append(kind.to_array(nothing if part is None else part))
     for arrow, part in ((codec.value, columns.values), (codec.ts, columns.ts)):
         if arrow is not None:
-            arrays.append(pa.nulls(len(keys), arrow) if part is None else pa.array(part, arrow))
+            given = pa.nulls(len(keys), arrow) if part is None else part
+            arrays.append(given if isinstance(given, pa.Array) else pa.array(given, arrow))
     table = pa.Table.from_arrays(arrays, schema=codec.schema)
     order = np.argsort(groups, kind="stable")
     return StateRows(codec.name, codec.kind, table.take(pa.array(order)))

@@ -23,7 +23,8 @@ from flowstate.descriptors import (
 from flowstate.errors import FlowError, StateError, StateTypeError
 from flowstate.keyed.codec import ABSENT
 from flowstate.keyed.context import NO_KEY, KeyContext
-from flowstate.keyed.tables import ListTable, MapTable, SingleTable, Table
+from flowstate.keyed.single_table import SingleTable
+from flowstate.keyed.tables import ListTable, MapTable, Table
 from flowstate.keyed.ttl import IncrementalCleanup, Ttl
 from flowstate.keys import KeyType
 from flowstate.types import ValueType
@@ -200,7 +201,7 @@ class PlainValueState(ValueState[T]):
         table = self._table
         try:
             value = table.entries[self._context.key]
-        except KeyError:
+        except (KeyError, TypeError):  # It is not in memory, or the table has columns.
             value = table.get(self._slot())
         if value is ABSENT:
             return self._default()
@@ -215,6 +216,8 @@ class PlainValueState(ValueState[T]):
         table, limit = self._table, self._int_limit
         if value.__class__ is not int or not -limit <= value < limit:  # type: ignore[operator]
             value = self._checked(value)
+        if table.columns is not None:
+            table.by_slot()
         table.entries[key] = value
         table.dirty[key] = None
 

@@ -11,24 +11,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import filterfalse, repeat
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from flowstate.keyed.codec import (
-    ABSENT,
-    BaseStore,
-    Change,
-    ChangeColumns,
-    RowCodec,
-    has_absent,
-)
+from flowstate.keyed.codec import ABSENT, BaseStore, Change, ChangeColumns, RowCodec
 from flowstate.keys import physical_column
 from flowstate.rows import RowOp
 
-__all__ = ["ListTable", "MapTable", "SingleTable", "Table"]
+__all__ = ["ListTable", "MapTable", "Slot", "Table", "Unit"]
 
 # A list is written again as one chunk when appending has left this many. So a list of n elements
 # costs n/32 elements a snapshot at most, and never more than this many rows to read.
@@ -118,120 +109,17 @@ class Table(ABC):
     def settle(self) -> None:
         """Take note that the changes are in a snapshot."""
 
+    def changed(self) -> Any:
+        """Return what ``unsettle`` is to be given if these changes turn out to be void."""
+        return list(self.dirty)
+
     @abstractmethod
-    def unsettle(self, slots: Iterable[Slot]) -> None:
-        """Take note that the snapshot that held the changes of these slots is void."""
+    def unsettle(self, changed: Any) -> None:
+        """Take note that the snapshot that held these changes is void."""
 
     @abstractmethod
     def evict(self) -> None:
         """Forget what is in the base store, now that it holds all settled changes."""
-
-
-class SingleTable(Table):
-    """One unit per slot: value, reducing and aggregating state."""
-
-    entries: dict[Slot, Unit]
-
-    def get(self, slot: Slot) -> Unit:
-        """Return the unit of a slot, or ``ABSENT``."""
-        unit = self.entries.get(slot, self)
-        if unit is not self:
-            return unit
-        if self._base is None:
-            return ABSENT
-        unit = self._decoded(self._base.get(self.codec.name, self._prefix(slot)))
-        self.entries[slot] = unit
-        return unit
-
-    def get_many(self, slots: Sequence[Slot]) -> list[Unit]:
-        """Return the unit of each slot, or ``ABSENT``."""
-        entries = self.entries
-        if self._base is not None:
-            self.fetch(slots)
-        return list(map(entries.get, slots, repeat(ABSENT)))
-
-    def fetch(self, slots: Iterable[Slot]) -> None:
-        """Bring slots into memory, all at once."""
-        if self._base is None:
-            return
-        wanted = list(dict.fromkeys(filterfalse(self.entries.__contains__, slots)))
-        if not wanted:
-            return
-        if self.codec.namespace is None:
-            prefixes = self.codec.prefixes(wanted)
-        else:
-            prefixes = list(map(self._prefix, wanted))
-        found = self.codec.units(self._base.get_many(self.codec.name, prefixes))
-        if self._has_ttl:
-            units = [ABSENT if one is None else self._unit(one.value, one.ts) for one in found]
-        else:
-            units = [ABSENT if one is None else one.value for one in found]
-        self.entries.update(zip(wanted, units, strict=True))
-
-    def put(self, slot: Slot, unit: Unit) -> None:
-        """Set the unit of a slot."""
-        self.entries[slot] = unit
-        self.dirty[slot] = None
-
-    def put_many(self, slots: Sequence[Slot], units: Sequence[Unit]) -> None:
-        """Set the unit of each slot."""
-        self.entries.update(zip(slots, units, strict=True))
-        self.dirty.update(dict.fromkeys(slots))
-
-    def remove(self, slot: Slot) -> None:
-        """Empty a slot."""
-        if self._base is None:
-            if self.entries.pop(slot, ABSENT) is ABSENT:
-                return
-        else:
-            self.entries[slot] = ABSENT
-        self.dirty[slot] = None
-
-    def _decoded(self, data: bytes | None) -> Unit:
-        return ABSENT if data is None else self._unit(*self.codec.unit(data))
-
-    def load(self, table: pa.Table) -> None:
-        for slot, _, value, ts in self._columns(table):
-            self.entries[slot] = self._unit(value, ts)
-
-    def slots(self) -> list[Slot]:
-        found = [slot for slot in self.base_slots() if slot not in self.entries]
-        return found + [slot for slot, unit in self.entries.items() if unit is not ABSENT]
-
-    def changes(self) -> list[Change]:
-        found = []
-        for slot in self.dirty:
-            key, namespace = self.split(slot)
-            unit = self.entries.get(slot, ABSENT)
-            if unit is ABSENT:
-                found.append(Change(RowOp.DELETE, key, namespace, None, None, None))
-            else:
-                value, ts = self._unit_columns(unit)
-                found.append(Change(RowOp.PUT, key, namespace, None, value, ts))
-        return found
-
-    def change_columns(self) -> ChangeColumns:
-        slots = list(self.dirty)
-        units = list(map(self.entries.get, slots, repeat(ABSENT)))
-        if not slots or has_absent(units):
-            return super().change_columns()
-        puts = np.full(len(slots), RowOp.PUT, np.uint8)
-        keys: Sequence[Any] = slots
-        namespaces: Sequence[Any] | None = None
-        if self.codec.namespace is not None:
-            keys, namespaces = zip(*slots, strict=True)
-        values, ts = zip(*units, strict=True) if self._has_ttl else (units, None)
-        return ChangeColumns(puts, keys, namespaces, None, values, ts)
-
-    def settle(self) -> None:
-        self.dirty = {}
-
-    def unsettle(self, slots: Iterable[Slot]) -> None:
-        self.dirty.update(dict.fromkeys(slots))
-
-    def evict(self) -> None:
-        if self._base is not None:
-            self.entries = {slot: self.entries[slot] for slot in self.dirty}
 
 
 class _ListEntry:
@@ -367,8 +255,8 @@ class ListTable(Table):
                 del self.entries[slot]
         self.dirty = {}
 
-    def unsettle(self, slots: Iterable[Slot]) -> None:
-        for slot in slots:
+    def unsettle(self, changed: Iterable[Slot]) -> None:
+        for slot in changed:
             entry = self.entries.setdefault(slot, _ListEntry(complete=True))
             self._complete(slot, entry)
             entry.rewrite = True
@@ -503,8 +391,8 @@ class MapTable(Table):
                 del self.entries[slot]
         self.dirty = {}
 
-    def unsettle(self, slots: Iterable[Slot]) -> None:
-        for slot in slots:
+    def unsettle(self, changed: Iterable[Slot]) -> None:
+        for slot in changed:
             entry = self._entry(slot)
             self._complete(slot, entry)
             entry.cleared = True

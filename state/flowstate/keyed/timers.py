@@ -165,6 +165,10 @@ class TimerQueue:
         """Take note that the changes are in a snapshot."""
         self.dirty = {}
 
+    def changed(self) -> Any:
+        """Return what ``unsettle`` is to be given if these changes turn out to be void."""
+        return list(self.dirty)
+
     def unsettle(self, identities: Any) -> None:
         """Take note that the snapshot that held these changes is void."""
         self.dirty.update(dict.fromkeys(identities))

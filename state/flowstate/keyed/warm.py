@@ -2,7 +2,8 @@
 
 It is a cache, and found by the digest of what it holds. Whoever takes it owns it: a batch that
 fails leaves nothing here, and its next attempt begins from the store or the local disk again. It is
-for states of one plain value per key, which nobody can change without the table's knowledge.
+for states of one value per key: by columns, or plain values key by key, which nobody can change
+without the table's knowledge.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from flowstate.key_groups import KeyGroupAssigner
-from flowstate.keyed.codec import ChangeColumns, RowCodec, rows_of_columns
+from flowstate.keyed.codec import ChangeColumns, RowCodec
+from flowstate.keyed.columns import ValueColumns
+from flowstate.keyed.single_table import SingleTable
 from flowstate.keys import physical_column
 from flowstate.rows import RowOp, StateKind, StateRows
-from flowstate.types import type_from_text
 
 __all__ = ["WarmStates", "WarmTable", "can_be_warm", "keep", "take"]
 
@@ -32,34 +33,70 @@ Place = tuple[Any, ...]
 
 @dataclass(slots=True)
 class WarmTable:
-    """The entries of one state: key to physical value."""
+    """What one state holds: as columns, or as entries from key to physical value."""
 
     codec: RowCodec
+    columns: ValueColumns | None
     entries: dict[Any, Any]
+
+    @classmethod
+    def of(cls, table: SingleTable) -> WarmTable:
+        """Return what a table holds."""
+        return cls(table.codec, table.columns, table.entries)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether nobody can have changed a value in place."""
+        return self.columns is not None or any(accepts(self.codec.value) for accepts in _PLAIN)
+
+    def __len__(self) -> int:
+        return len(self.entries) if self.columns is None else self.columns.present_count
 
     def apply(self, rows: StateRows) -> None:
         """Apply the changes of a checkpoint."""
-        keys = self.codec.key.to_list(rows.table["key"])
-        values = physical_column(rows.table["value"].cast(self.codec.value))
-        ops = rows.table["op"].to_numpy()
-        if not ops.any():
-            self.entries.update(zip(keys, values, strict=True))
+        keys = rows.table["key"].combine_chunks()
+        values = rows.table["value"].cast(self.codec.value).combine_chunks()
+        if self.columns is not None:
+            # The value of what was removed is null.
+            self.columns.put(keys, values)
+            self.columns.settle()
             return
-        for op, key, value in zip(ops.tolist(), keys, values, strict=True):
+        ops = rows.table["op"].to_numpy()
+        pairs = zip(self.codec.key.to_list(keys), physical_column(values), strict=True)
+        if not ops.any():
+            self.entries.update(pairs)
+            return
+        for op, (key, value) in zip(ops.tolist(), pairs, strict=True):
             if op == RowOp.PUT:
                 self.entries[key] = value
             else:
                 self.entries.pop(key, None)
 
-    def rows(self, *, max_parallelism: int, assigner: KeyGroupAssigner) -> pa.Table:
-        """Return the same as Arrow columns, for a table of another type."""
-        puts = np.full(len(self.entries), RowOp.PUT, np.uint8)
-        columns = ChangeColumns(
-            puts, list(self.entries), None, None, list(self.entries.values()), None
+    def give(self, table: SingleTable) -> None:
+        """Let a table have what this holds; the table's type may be another, if it is wider."""
+        if table.codec.schema != self.codec.schema:
+            keys, values = self._arrays()
+            table.load(pa.table({"key": keys, "value": values}))
+        elif self.columns is not None:
+            table.take_columns(self.columns)
+        else:
+            table.take_entries(self.entries)
+
+    def contents(self) -> ChangeColumns:
+        """Return everything as if it had just been put."""
+        keys, values = self._arrays()
+        if values.null_count:
+            there = values.is_valid()
+            keys, values = keys.filter(there), values.filter(there)
+        return ChangeColumns(
+            np.full(len(keys), RowOp.PUT, np.uint8), keys, None, None, values, None
         )
-        return rows_of_columns(
-            self.codec, columns, max_parallelism=max_parallelism, assigner=assigner
-        ).table
+
+    def _arrays(self) -> tuple[pa.Array, pa.Array]:
+        if self.columns is not None:
+            return self.columns.keys, self.columns.values
+        keys = self.codec.key.to_array(list(self.entries))
+        return keys, pa.array(list(self.entries.values()), self.codec.value)
 
 
 WarmStates = dict[str, WarmTable]
@@ -71,31 +108,19 @@ class _Kept:
     states: WarmStates
 
     def __len__(self) -> int:
-        return sum(len(table.entries) for table in self.states.values())
+        return sum(map(len, self.states.values()))
 
 
 _kept: dict[Place, _Kept] = {}
 
 
 def can_be_warm(metas: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Say whether all states are of one plain value per key; timers show only in the rows."""
+    """Say whether all states are of one value per key; timers show only in the rows."""
     return all(
         meta["kind"] == StateKind.TIMER
-        or (
-            meta["kind"] in _KINDS
-            and "namespace" not in meta
-            and "ttl_ms" not in meta
-            and _is_plain(meta.get("value"))
-        )
+        or (meta["kind"] in _KINDS and "namespace" not in meta and "ttl_ms" not in meta)
         for meta in metas.values()
     )
-
-
-def _is_plain(described: Any) -> bool:
-    if not isinstance(described, Mapping) or "arrow" not in described:
-        return False
-    arrow = type_from_text(described["arrow"])
-    return any(accepts(arrow) for accepts in _PLAIN)
 
 
 def take(
