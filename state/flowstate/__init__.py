@@ -48,13 +48,8 @@ if TYPE_CHECKING:
     )
     from flowstate.keyed.backend import KeyedStateBackend
     from flowstate.keyed.bulk import BulkState
-    from flowstate.keyed.states import (
-        AggregatingState,
-        ListState,
-        MapState,
-        ReducingState,
-        ValueState,
-    )
+    from flowstate.keyed.single_states import AggregatingState, ReducingState, ValueState
+    from flowstate.keyed.states import ListState, MapState
     from flowstate.operator_state import BroadcastMap, OperatorList, OperatorStateBackend
     from flowstate.operators import LocalOperator, commit_checkpoint
     from flowstate.redistribution import Redistribution
@@ -155,7 +150,8 @@ _MODULES = {
     ),
     "keyed.backend": ("KeyedStateBackend",),
     "keyed.bulk": ("BulkState",),
-    "keyed.states": ("AggregatingState", "ListState", "MapState", "ReducingState", "ValueState"),
+    "keyed.single_states": ("AggregatingState", "ReducingState", "ValueState"),
+    "keyed.states": ("ListState", "MapState"),
     "operator_state": ("BroadcastMap", "OperatorList", "OperatorStateBackend"),
     "operators": ("LocalOperator", "commit_checkpoint"),
     "redistribution": ("Redistribution",),

@@ -26,13 +26,8 @@ if TYPE_CHECKING:
         ReducingStateDescriptor,
         ValueStateDescriptor,
     )
-    from flowstate.keyed.states import (
-        AggregatingState,
-        ListState,
-        MapState,
-        ReducingState,
-        ValueState,
-    )
+    from flowstate.keyed.single_states import AggregatingState, ReducingState, ValueState
+    from flowstate.keyed.states import ListState, MapState
 
 __all__ = [
     "AggregateFunction",

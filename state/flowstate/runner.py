@@ -28,13 +28,8 @@ from flowstate.functions import (
     TimeDomain,
 )
 from flowstate.keyed.backend import KeyedStateBackend
-from flowstate.keyed.states import (
-    AggregatingState,
-    ListState,
-    MapState,
-    ReducingState,
-    ValueState,
-)
+from flowstate.keyed.single_states import AggregatingState, ReducingState, ValueState
+from flowstate.keyed.states import ListState, MapState
 from flowstate.keyed.timers import KeyedTimerService, Timer
 from flowstate.operator_state import OperatorStateBackend
 from flowstate.subtask import Subtask
@@ -170,20 +165,24 @@ class FunctionRunner:
         self,
         values: Iterable[Any],
         keys: Iterable[Any],
+        places: Iterable[int],
         timestamps: Iterable[int | None] | None,
         rows: list[Any],
     ) -> None:
         """Hand many rows to the function, and add what it emits to the main output to ``rows``.
 
-        The keys are those of ``KeyType.to_list``. What goes to side outputs is kept until
-        ``take_side_rows``. This is the loop that a runtime spends its time in.
+        To be called within ``KeyedStateBackend.lent``, which gives the places; the keys are those
+        of ``KeyType.to_list``. What goes to side outputs is kept until ``take_side_rows``. This is
+        the loop that a runtime spends its time in.
         """
         context = self._keyed_context()
         key_context = self._subtask.keyed.context
         process, add = self._function.process_element, rows.extend
-        for value, key, timestamp in zip(values, keys, timestamps or repeat(None), strict=False):
+        stamps = timestamps or repeat(None)
+        for value, key, place, stamp in zip(values, keys, places, stamps, strict=False):
             key_context.key = key
-            key_context.timestamp = timestamp
+            key_context.place = place
+            key_context.timestamp = stamp
             emitted = process(value, context)
             if emitted is not None:
                 if emitted.__class__ in _NO_ROWS:

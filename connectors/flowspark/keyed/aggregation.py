@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_type
@@ -20,11 +18,10 @@ from flowspark.keyed.identity import NAME
 from flowspark.keyed.running import running
 from flowspark.keyed.schemas import arrow_schema, nullable
 from flowstate.aggregates import Reducer, aggregate_of
-from flowstate.checkpoint.identity import codes_of
 from flowstate.descriptors import AggregatingStateDescriptor
 from flowstate.errors import FlowError
 from flowstate.functions import RuntimeContext
-from flowstate.keys import canonical_column
+from flowstate.keyed.loans import NumberedKeys
 
 __all__ = ["Aggregation", "Emit", "aggregation_of"]
 
@@ -76,7 +73,7 @@ class Aggregation(ArrowKeyedFunction):
         added = [self._add(column, batch, state, ctx.keys) for column in self._columns]
         # Whoever added all rows has found the distinct keys already.
         seen = next((keys for keys in added if keys is not None), None)
-        self._seen.append(Groups.of(ctx.keys).keys if seen is None else seen)
+        self._seen.append(NumberedKeys.of(ctx.keys).distinct if seen is None else seen)
         return None
 
     def finish(self, state: BulkStates, ctx: ArrowContext) -> pa.RecordBatch | None:
@@ -84,7 +81,7 @@ class Aggregation(ArrowKeyedFunction):
             return None
         keys = self._seen[0]
         if len(self._seen) > 1:
-            keys = Groups.of(pa.concat_arrays(self._seen)).keys
+            keys = NumberedKeys.of(pa.concat_arrays(self._seen)).distinct
         results = (self._results(one, state, keys) for one in self._columns)
         return self._batch([*ctx.key_arrays(keys), *results])
 
@@ -109,36 +106,18 @@ class Aggregation(ArrowKeyedFunction):
     def _per_record(
         self, batch: pa.RecordBatch, state: BulkStates, ctx: ArrowContext
     ) -> pa.RecordBatch:
-        groups = Groups.of(ctx.keys)
+        numbered = NumberedKeys.of(ctx.keys)
         results = []
         for column in self._columns:
-            before = state[column.name].get(groups.keys)
+            before = state[column.name].get(numbered.distinct)
             values = _values(column, batch)
-            results.append(running(column.reducer, before, values, groups.numbers))
+            results.append(running(column.reducer, before, values, numbered.numbers))
             self._add(column, batch, state, ctx.keys)
         return self._batch([*ctx.key_arrays(ctx.keys), *results])
 
     def _batch(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         names = [*self._key_columns, *(column.name for column in self._columns)]
         return pa.RecordBatch.from_arrays(list(columns), names=names)
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Rows by key: the distinct keys, and of each row the number of its key."""
-
-    keys: pa.Array
-    numbers: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, keys: pa.Array) -> Groups:
-        """Number the keys of rows, in the order in which they come first."""
-        keys = canonical_column(keys)
-        codes = codes_of(keys)
-        first = np.empty(codes.limit, np.int64)
-        # Of several rows of a key the one that is set last stays: the first one.
-        first[codes.numbers[::-1]] = np.arange(len(keys))[::-1]
-        return cls(keys.take(pa.array(first)), codes.numbers)
 
 
 def _values(column: _Column, batch: pa.RecordBatch) -> pa.Array:

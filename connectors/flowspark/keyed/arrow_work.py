@@ -13,7 +13,7 @@ import pyarrow as pa
 from flowspark.errors import FunctionError, OutputError
 from flowspark.keyed.identity import NAME
 from flowspark.keyed.output import OutputBuffer
-from flowspark.keyed.work import BatchInfo
+from flowspark.keyed.work import BYTES_PER_CALL, ROWS_PER_CALL, BatchInfo
 from flowstate.checkpoint import SubtaskSnapshot
 from flowstate.errors import FlowError, SnapshotError, StorageError
 from flowstate.functions import RuntimeContext
@@ -22,10 +22,6 @@ from flowstate.runner import RuntimeStates
 from flowstate.subtask import Subtask
 
 __all__ = ["ArrowContext", "ArrowKeyedFunction", "ArrowWork", "ArrowWorkFactory", "BulkStates"]
-
-# Rows are gathered into calls of about this size: each call costs some group-by's and look-ups.
-_ROWS_PER_CALL = 1 << 20
-_BYTES_PER_CALL = 256 << 20
 
 
 class BulkStates:
@@ -121,7 +117,7 @@ class ArrowWork:
         self._waiting.append((rows, keys))
         self._rows += rows.num_rows
         self._bytes += rows.nbytes
-        if self._rows >= _ROWS_PER_CALL or self._bytes >= _BYTES_PER_CALL:
+        if self._rows >= ROWS_PER_CALL or self._bytes >= BYTES_PER_CALL:
             self._process_waiting()
 
     def finish(self, watermark: int | None) -> None:

@@ -15,7 +15,7 @@ from flowspark.errors import FunctionError, OutputError
 from flowspark.keyed.identity import NAME
 from flowspark.keyed.output import OutputBuffer, RowWriter
 from flowspark.keyed.watermarks import timestamps_ms
-from flowspark.keyed.work import BatchInfo
+from flowspark.keyed.work import BYTES_PER_CALL, ROWS_PER_CALL, BatchInfo
 from flowstate.checkpoint import SubtaskSnapshot
 from flowstate.errors import FlowError, SnapshotError, StorageError
 from flowstate.keyed.context import NO_KEY
@@ -58,6 +58,8 @@ class RowWork:
             for tag, schema in factory.side_schemas.items()
         }
         self._row_types: dict[tuple[str, ...], Any] = {}
+        self._waiting: list[tuple[pa.RecordBatch, pa.Array]] = []
+        self._rows = self._bytes = 0
         with self._blaming("open"):
             # A plan may run several times in one Python process: none sees what another left.
             self._runner = FunctionRunner(subtask, copy.copy(factory.function))
@@ -70,18 +72,47 @@ class RowWork:
             self._emit_outputs(self._runner.advance_processing_time(info.batch_ms))
 
     def add(self, rows: pa.RecordBatch, keys: pa.Array) -> None:
-        canonical = self._subtask.keyed.key_type.to_list(keys)
-        self._subtask.keyed.fetch(canonical)
+        self._waiting.append((rows, keys))
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+        if self._rows >= ROWS_PER_CALL or self._bytes >= BYTES_PER_CALL:
+            self._process_waiting()
+
+    def _process_waiting(self) -> None:
+        """Process what was gathered: the state of all its keys is looked up at once."""
+        waiting, self._waiting, self._rows, self._bytes = self._waiting, [], 0, 0
+        if not waiting:
+            return
+        with self._subtask.keyed.lent(pa.concat_arrays([keys for _, keys in waiting])) as places:
+            done = 0
+            for rows, keys in waiting:
+                self._process(rows, keys, places[done : done + rows.num_rows].tolist())
+                done += rows.num_rows
+
+    def _process(self, rows: pa.RecordBatch, keys: pa.Array, places: list[int]) -> None:
+        columns = list(map(_values_of, rows.columns))
+        canonical = self._canonical(rows, keys, columns)
         timestamps = None
         if self._factory.timestamp_column is not None:
             timestamps = timestamps_ms(rows.column(self._factory.timestamp_column)).to_pylist()
         emitted: list[Any] = []
         with self._blaming("process_element"):
-            self._runner.process_batch(self._tuples(rows), canonical, timestamps, emitted)
+            values = self._tuples(rows.schema.names, columns)
+            self._runner.process_batch(values, canonical, places, timestamps, emitted)
         self._emit(emitted)
         self._emit_side(self._runner.take_side_rows())
 
+    def _canonical(
+        self, rows: pa.RecordBatch, keys: pa.Array, columns: list[list[Any]]
+    ) -> list[Any]:
+        """Return the keys as Python values; mostly they have been made for the rows already."""
+        names, key_type = self._info.key_columns, self._subtask.keyed.key_type
+        if len(names) > 1 or key_type.has_floats or pa.types.is_nested(keys.type):
+            return key_type.to_list(keys)
+        return columns[rows.schema.get_field_index(names[0])]
+
     def finish(self, watermark: int | None) -> None:
+        self._process_waiting()
         with self._blaming("on_timer"):
             if watermark is not None:
                 self._emit_outputs(self._runner.advance_watermark(watermark))
@@ -101,14 +132,13 @@ class RowWork:
         with self._blaming("close"):
             self._runner.close()
 
-    def _tuples(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        names = tuple(rows.schema.names)
+    def _tuples(self, given: list[str], columns: list[list[Any]]) -> Iterator[Any]:
+        names = tuple(given)
         kind = self._row_types.get(names)
         if kind is None:
             # A name that Python does not allow becomes _0, _1, ... by its place.
             kind = self._row_types[names] = namedtuple("Row", names, rename=True)
-        columns = zip(*map(_values_of, rows.columns), strict=True)
-        return map(tuple.__new__, repeat(kind), columns)
+        return map(tuple.__new__, repeat(kind), zip(*columns, strict=True))
 
     # What was emitted.
 

@@ -12,7 +12,11 @@ from flowspark.keyed.output import OutputBuffer
 from flowstate.checkpoint import SubtaskSnapshot
 from flowstate.subtask import Subtask
 
-__all__ = ["BatchInfo", "Work", "WorkFactory"]
+__all__ = ["BYTES_PER_CALL", "ROWS_PER_CALL", "BatchInfo", "Work", "WorkFactory"]
+
+ROWS_PER_CALL = 1 << 20
+"""Rows are gathered into pieces of about this size: each costs some group-by's and look-ups."""
+BYTES_PER_CALL = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

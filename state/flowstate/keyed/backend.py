@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,16 +26,15 @@ from flowstate.functions import TimeDomain
 from flowstate.key_groups import KeyGroupAssigner, KeyGroupRange
 from flowstate.keyed.codec import BaseStore, RowCodec, rows_of_columns
 from flowstate.keyed.context import NO_KEY, KeyContext
-from flowstate.keyed.single_table import SingleTable
-from flowstate.keyed.states import (
+from flowstate.keyed.loans import NumberedKeys
+from flowstate.keyed.single_states import (
     AggregatingState,
-    ListState,
-    MapState,
     PlainValueState,
     ReducingState,
-    State,
     ValueState,
 )
+from flowstate.keyed.single_table import SingleTable
+from flowstate.keyed.states import ListState, MapState, State
 from flowstate.keyed.tables import ListTable, MapTable, Table
 from flowstate.keyed.timers import TIMER_NAMES, KeyedTimerService, TimerQueue
 from flowstate.keyed.warm import WarmStates, WarmTable, can_be_warm
@@ -95,6 +97,7 @@ class KeyedStateBackend:
         self._states: dict[str, State] = {}
         self._tables: dict[str, Table | TimerQueue] = {}
         self._pending: dict[int, dict[str, Any]] = {}
+        self._lent: pa.Array | None = None
         self._timers: KeyedTimerService | None = None
 
     # The key.
@@ -169,11 +172,31 @@ class KeyedStateBackend:
         table = self.table(state_name)
         yield from dict.fromkeys(table.split(slot)[0] for slot in table.slots())
 
-    def fetch(self, keys: Sequence[Any]) -> None:
-        """Bring what the states of single values hold of keys into memory, all at once."""
-        for table in self._tables.values():
-            if isinstance(table, SingleTable) and table.codec.namespace is None:
-                table.fetch(keys)
+    @contextmanager
+    def lent(self, keys: pa.Array) -> Iterator[npt.NDArray[np.int64]]:
+        """Bring what states of single values hold of these keys into memory, all at once.
+
+        It yields the place of each key, which is to be said in the context together with the key.
+        Until the end no other keys may be used.
+        """
+        numbered = NumberedKeys.of(keys)
+        self._lent = numbered.distinct
+        try:
+            for state in self._states.values():
+                self._lend(state, numbered.distinct)
+            yield numbered.numbers
+        finally:
+            self._lent, self._context.place = None, -1
+            for state in self._states.values():
+                if state.loan is not None:
+                    state.loan.settle()
+
+    def _lend(self, state: State, keys: pa.Array) -> None:
+        table = self._tables[state.name]
+        if state.loan is not None:
+            state.loan.take(keys)
+        elif isinstance(table, SingleTable) and table.codec.namespace is None:
+            table.fetch(self.key_type.to_list(keys))
 
     def entry_count(self, state_name: str) -> int:
         """Return how many keys (and namespaces) have something in a state."""
@@ -330,7 +353,9 @@ class KeyedStateBackend:
                 descriptor.check_restored(self._metas[descriptor.name])
                 self._check_namespace(descriptor.name, namespace)
             self._note_meta(descriptor, namespace)
-            self._states[descriptor.name] = make(descriptor, namespace)
+            state = self._states[descriptor.name] = make(descriptor, namespace)
+            if self._lent is not None:
+                self._lend(state, self._lent)
             self._descriptors[descriptor.name] = descriptor
             self._namespaces[descriptor.name] = namespace
         else:

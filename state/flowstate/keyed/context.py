@@ -24,11 +24,13 @@ NO_KEY = _NoKey()
 class KeyContext:
     """Shared by all states of one backend, and set by the runtime, never by a function."""
 
-    __slots__ = ("clock", "key", "timestamp", "watermark")
+    __slots__ = ("clock", "key", "place", "timestamp", "watermark")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.key: Any = NO_KEY
+        self.place = -1
+        """The key's place in the lists of values that are on loan, while some are."""
         self.timestamp: int | None = None
         self.watermark = NO_TIMESTAMP
 

@@ -25,7 +25,8 @@ from flowstate.errors import (
     StateTypeError,
 )
 from flowstate.keyed.backend import KeyedStateBackend
-from flowstate.keyed.states import ListState, MapState, ValueState
+from flowstate.keyed.single_states import ValueState
+from flowstate.keyed.states import ListState, MapState
 from flowstate.testing.keyed_base_suite import KeyedHarness, KeyedSuiteBase
 
 __all__ = ["KeySuite", "LongKeySuite", "NamespaceSuite", "RegistrationSuite"]
