@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from integration.benchmarks._spark import cpu_seconds
+from integration.benchmarks._spark import CpuMeter
 
 FILES_PER_BATCH = 2
 _SAMPLE_S = 0.1
@@ -31,6 +31,7 @@ class CpuClock(threading.Thread):
         self._times: list[float] = []
         self._seconds: list[float] = []
         self._done = threading.Event()
+        self._meter = CpuMeter()
 
     def run(self) -> None:
         while not self._done.is_set():
@@ -39,7 +40,7 @@ class CpuClock(threading.Thread):
 
     def _note(self) -> None:
         self._times.append(time.time())
-        self._seconds.append(cpu_seconds())
+        self._seconds.append((self._seconds or [0.0])[-1] + self._meter.lap())
 
     def at(self, moment: float) -> float:
         """Return the CPU time used until then."""

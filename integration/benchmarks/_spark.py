@@ -39,7 +39,16 @@ class CpuMeter:
 
     @property
     def seconds(self) -> float:
-        after = _times_by_process()
+        """What was used since the beginning, or since the last ``lap``."""
+        return self._since(_times_by_process())
+
+    def lap(self) -> float:
+        """Return the same, and begin anew: the more often, the less can be lost."""
+        now = _times_by_process()
+        seconds, self._before = self._since(now), now
+        return seconds
+
+    def _since(self, after: dict[int, tuple[int, int]]) -> float:
         used = from_ended = 0
         for process, (own, children) in after.items():
             own_before, children_before = self._before.get(process, (0, 0))

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from integration.benchmarks._report import heading, machine, progress, table
+from integration.benchmarks._report import aim, heading, machine, progress, table
 from integration.benchmarks._spark import costs
 from integration.sessions import local_session
 
@@ -116,6 +116,14 @@ def throughput(bench: Bench) -> None:
         for name, cost in found.items()
     ]
     table(("sink", "rows/s", "times parquet", "CPU s", "times parquet"), rows)
+    floor = base.wall_s / found["nothing"].wall_s
+    aim(
+        "rows/s, times those of Spark's own parquet sink",
+        1.0,
+        base.wall_s / found["flowbuffer"].wall_s,
+        at_least=True,
+        besides=f" (a Python sink that does nothing: {floor:.2f})",
+    )
 
 
 def files(bench: Bench) -> None:
@@ -193,6 +201,10 @@ def small_batches(bench: Bench) -> None:
         for name, ms in taken.items()
     ]
     table(("sink", "ms", "more than nothing"), rows)
+    for name in [name for name in taken if name.startswith("flowbuffer")]:
+        more = statistics.median(taken[name]) - floor
+        what = f"ms more in a micro-batch than with a Python sink that does nothing: {name}"
+        aim(what, 80, more, at_least=False)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from integration.benchmarks._prebuilt import PrebuiltSource
-from integration.benchmarks._report import heading, machine, progress, table
+from integration.benchmarks._report import aim, heading, machine, progress, table
 from integration.benchmarks._spark import CpuMeter
 from integration.kafka.broker import Broker, single_broker
 from integration.kafka.cluster import Cluster
@@ -72,7 +72,7 @@ class Run:
 
 
 def main() -> None:
-    codecs = tuple(os.environ.get("CODECS", ",".join(CODECS)).split(","))
+    codecs = tuple(os.environ.get("FLOWKAFKA_CODECS", ",".join(CODECS)).split(","))
     with tempfile.TemporaryDirectory(prefix="flowkafka-bench") as folder:
         broker = single_broker(Path(folder) / "broker")
         broker.start()
@@ -98,6 +98,7 @@ def _report(spark: SparkSession, broker: Broker, folder: Path, codecs: tuple[str
         found = _rotated(cases)
         peer = found["JVM tuned"]
         rows += [(codec, name, *_figures(run, peer)) for name, run in found.items()]
+        _note_aims(codec, found["flowkafka"], peer, found.get(CEILING))
     columns = ("codec", "side", "records/s", "of tuned", "query s", "of tuned", "CPU s", "of tuned")
     table(columns, rows)
     topic = topics[codecs[0]]
@@ -107,6 +108,8 @@ def _report(spark: SparkSession, broker: Broker, folder: Path, codecs: tuple[str
     cases[CEILING] = lambda: _prebuilt(spark, next(checkpoints), rowsPerBatch=MICRO_BATCH)
     found = _rotated(cases)
     default = found["JVM default"]
+    speed = default.batch_ms / found["flowkafka"].batch_ms
+    aim("speed of a micro-batch, times the default connector's", 1.0, speed, at_least=True)
     table(
         ("side", "batch ms", "speed, of JVM default", "query s", "CPU s", *_STEPS),
         [
@@ -127,6 +130,23 @@ def _report(spark: SparkSession, broker: Broker, folder: Path, codecs: tuple[str
     }
     found = _rotated(cases)
     table(columns[1:], [(name, *_figures(run, found["JVM tuned"])) for name, run in found.items()])
+
+
+def _note_aims(codec: str, run: Run, peer: Run, ceiling: Run | None) -> None:
+    speed, whole = run.records_per_second / peer.records_per_second, peer.wall_seconds
+    cpu, besides = run.cpu_seconds / peer.cpu_seconds, ""
+    if ceiling is not None:
+        floor = ceiling.cpu_seconds / peer.cpu_seconds
+        besides = f" (a Python source of pre-built batches: {floor:.2f})"
+    where = f"of the tuned connector, codec {codec}"
+    aim(f"records/s, times those {where}", 1.4, speed, at_least=True)
+    aim(
+        f"speed of the whole query, times that {where}",
+        0.9,
+        whole / run.wall_seconds,
+        at_least=True,
+    )
+    aim(f"CPU seconds, times those {where}", 1.5, cpu, at_least=False, besides=besides)
 
 
 def _figures(run: Run, peer: Run) -> tuple[str, ...]:

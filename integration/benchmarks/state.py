@@ -32,7 +32,7 @@ from flowstate import (
     key_groups_of,
 )
 from flowstate.storage.filesystems import StateFileSystem, open_file_system
-from integration.benchmarks._report import heading, machine, medians, progress, table
+from integration.benchmarks._report import aim, heading, machine, medians, progress, table
 
 SIZES = (100_000, 1_000_000, 5_000_000)
 CHANGED = 10_000
@@ -157,6 +157,9 @@ def key_groups() -> None:
         ("assigner", "ns a key"),
         [(name, f"{seconds / 1e6 * 1e9:.1f}") for name, seconds in found.items()],
     )
+    for name, seconds in found.items():
+        if name.startswith(KeyGroupAssigner.FLINK.value):
+            aim(f"ns for the key group of a text: {name}", 40, seconds * 1e3, at_least=False)
 
 
 def _groups_case(keys: pa.Array, assigner: KeyGroupAssigner) -> Callable[[], object]:
@@ -250,6 +253,10 @@ def checkpoints(folder: Path) -> None:
         )
         rows.append((f"{size:,}", wall, ratio, cpu, f"{found.bytes:,}", advance, update))
     table(columns, rows)
+    last = plain[SIZES[-1]]
+    what = f"a checkpoint of {CHANGED:,} changed keys of {SIZES[-1]:,}, times that of {SIZES[0]:,}"
+    aim(f"{what}: wall time", 1.2, last.checkpoint_ms / first, at_least=False)
+    aim(f"{what}: bytes", 1.01, last.bytes / plain[SIZES[0]].bytes, at_least=False)
     merged = _measure(folder, compact=True)
     heading(f"The same with merging: means over {BATCHES} checkpoints")
     rows = []
@@ -335,6 +342,9 @@ def restores(folder: Path, size: int) -> None:
         whole = whole or sum(read)
         share = max(read) / (whole / parallelism)
         rows.append((parallelism, f"{max(read):,}", f"{share:.3f}", f"{max(seconds):.2f}"))
+        if parallelism > 1:
+            what = f"bytes that one of {parallelism} subtasks reads in a restore, times total/n"
+            aim(what, 1.1, share, at_least=False)
     table(("subtasks", "bytes a subtask (most)", "times total/n", "seconds"), rows)
 
 
