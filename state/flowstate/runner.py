@@ -7,7 +7,6 @@ from or go to: a runtime, or a test, calls it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
 from typing import Any
 
 from flowstate.checkpoint import SubtaskSnapshot
@@ -166,7 +165,7 @@ class FunctionRunner:
         values: Iterable[Any],
         keys: Iterable[Any],
         places: Iterable[int],
-        timestamps: Iterable[int | None] | None,
+        timestamps: Iterator[int | None] | None,
         rows: list[Any],
     ) -> None:
         """Hand many rows to the function, and add what it emits to the main output to ``rows``.
@@ -178,15 +177,19 @@ class FunctionRunner:
         context = self._keyed_context()
         key_context = self._subtask.keyed.context
         process, add = self._function.process_element, rows.extend
-        stamps = timestamps or repeat(None)
-        for value, key, place, stamp in zip(values, keys, places, stamps, strict=False):
+        key_context.timestamp = None
+        checked: type | None = None
+        for value, key, place in zip(values, keys, places, strict=True):
             key_context.key = key
             key_context.place = place
-            key_context.timestamp = stamp
+            if timestamps is not None:
+                key_context.timestamp = next(timestamps)
             emitted = process(value, context)
             if emitted is not None:
-                if emitted.__class__ in _NO_ROWS:
-                    raise self._not_rows(emitted)
+                if emitted.__class__ is not checked:
+                    checked = emitted.__class__
+                    if checked in _NO_ROWS:
+                        raise self._not_rows(emitted)
                 add(emitted)
 
     def take_side_rows(self) -> list[Output]:

@@ -94,7 +94,8 @@ class RowWork:
         canonical = self._canonical(rows, keys, columns)
         timestamps = None
         if self._factory.timestamp_column is not None:
-            timestamps = timestamps_ms(rows.column(self._factory.timestamp_column)).to_pylist()
+            column = rows.column(self._factory.timestamp_column)
+            timestamps = iter(timestamps_ms(column).to_pylist())
         emitted: list[Any] = []
         with self._blaming("process_element"):
             values = self._tuples(rows.schema.names, columns)
