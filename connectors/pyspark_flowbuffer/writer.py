@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from flowspark.errors import OptionError, OutputError
+from flowspark.workers import settle
 from pyspark_flowbuffer.committing import Committer
 from pyspark_flowbuffer.files import check_columns
 from pyspark_flowbuffer.lineage import open_storage
@@ -50,7 +51,9 @@ class BufferWriter(DataSourceStreamArrowWriter):
         return cls(options, columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _Message(run_subtask(self._options, self._schema, _current_task(), iterator))
+        message = _Message(run_subtask(self._options, self._schema, _current_task(), iterator))
+        settle()
+        return message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         results = [message.result for message in messages if isinstance(message, _Message)]

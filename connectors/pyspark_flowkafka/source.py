@@ -85,8 +85,8 @@ def tasks(options: SourceOptions, ranges: Sequence[OffsetRange]) -> list[InputPa
 
 def read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read one task's range."""
+    from flowspark.workers import settle
     from pyspark_flowkafka.fetching import read_range
-    from pyspark_flowkafka.workers import settle
 
     # A batch query without any partition still has one task, with nothing to read.
     if isinstance(partition, RangePartition):

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pyspark_flowkafka.workers import settle
+from flowspark.workers import settle
 
 TASKS = 4
 ROWS_A_BATCH = 20_000

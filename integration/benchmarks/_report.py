@@ -59,10 +59,9 @@ def save_report(name: str) -> Path:
     lines = [
         f"Written by `make bench NAME={name}` on {today}: {machine()}. The load of the last five "
         f"minutes was {load:.1f}, the benchmark's own included.",
-        "",
     ]
     if done.aims:
-        lines += [*_markdown(("aim", "bound", "found", ""), done.aims), ""]
+        lines += ["", *_markdown(("aim", "bound", "found", ""), done.aims)]
     for place, line in enumerate(done.lines):
         lines.append(line)
         if place in done.plots:

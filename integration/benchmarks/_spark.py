@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import time
@@ -25,6 +26,11 @@ class Cost:
 def cpu_seconds() -> float:
     """Return the CPU time of all processes of this session: the JVM and the Python workers."""
     return sum(own + ended for own, ended in _times_by_process().values()) / _TICKS
+
+
+def unsettle() -> None:
+    """Undo what ``flowspark.workers.settle`` has done in a worker that peers use as well."""
+    gc.unfreeze()
 
 
 class CpuMeter:

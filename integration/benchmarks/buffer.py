@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from integration.benchmarks._report import aim, heading, machine, progress, table
-from integration.benchmarks._spark import costs
+from integration.benchmarks._spark import costs, unsettle
 from integration.sessions import local_session
 
 ROWS = int(os.environ.get("FLOW_BENCH_ROWS", "10000000"))
@@ -47,6 +47,7 @@ class NothingSink(DataSource):
 
 class _NothingWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        unsettle()
         for _ in iterator:
             pass
         return WriterCommitMessage()

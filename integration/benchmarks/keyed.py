@@ -34,6 +34,7 @@ from integration.benchmarks._queries import (
     bytes_below,
 )
 from integration.benchmarks._report import aim, heading, machine, progress, table
+from integration.benchmarks._spark import unsettle
 from integration.sessions import local_session
 
 PARTS = os.environ.get("FLOWKEYED_BENCH", "large,small,size,restart").split(",")
@@ -107,6 +108,7 @@ class CountWithState(StatefulProcessor):
 
 
 def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    unsettle()
     yield from batches
 
 

@@ -26,6 +26,7 @@ from flowspark.keyed.routing import InputRows, Route
 from flowspark.keyed.sealing import FixedClock, same_uid, seal
 from flowspark.keyed.watermarks import WatermarkStrategy, WatermarkTracker
 from flowspark.keyed.work import BatchInfo, Work, WorkFactory
+from flowspark.workers import settle
 from flowstate.checkpoint import CheckpointStorage, KeyedHandle, SubtaskSnapshot, encode_name
 from flowstate.errors import UnclaimedStateError
 from flowstate.key_groups import KeyGroupAssigner, key_group_range_of
@@ -69,6 +70,7 @@ class KeyedTask:
             yield from output.drain()
         finally:
             output.close()
+        settle()
 
     def restore(self, subtask: Subtask, part: Part, checkpoint_id: int) -> SubtaskSnapshot:
         """Let the function take up what a subtask that had no rows gets after a rescale."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 
-_is_settled = False
+from pyspark import TaskContext
+
+__all__ = ["settle"]
 
 
 def settle() -> None:
-    """Keep the worker's modules out of garbage collections; once per process, after a first task.
+    """Keep the worker's modules out of garbage collections; to be called at the end of a task.
 
     Spark collects all garbage behind every task, and the next task waits for it: 10 to 20 ms for
     the objects of some hundred modules, which is more than what reading 20,000 records takes. What
-    is frozen here is there to stay anyhow; what comes later is collected as ever.
+    is frozen here, once, is there to stay anyhow; what comes later is collected as ever. Outside of
+    a task nothing happens: the process is somebody else's.
     """
-    global _is_settled
-    if not _is_settled:
-        _is_settled = True
+    if not gc.get_freeze_count() and TaskContext.get() is not None:
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""What a process of Spark pays for this source: imports, and garbage collections."""
+"""What a process of Spark pays for this source: imports."""
 
 from __future__ import annotations
 
@@ -31,17 +31,3 @@ print(json.dumps([rows, sorted(sys.modules)]))
 
     assert rows == 2
     assert {"pandas", "fsspec", "flowstate.runner"}.isdisjoint(modules)
-
-
-def test_a_worker_freezes_what_it_has_once() -> None:
-    first, second = printed_by("""
-import gc, json
-from pyspark_flowkafka import workers
-workers.settle()
-first = gc.get_freeze_count()
-kept = [[] for _ in range(1000)]
-workers.settle()
-print(json.dumps([first, gc.get_freeze_count()]))
-""")
-
-    assert 0 < second <= first
