@@ -177,8 +177,9 @@ class ListWriter:
         tables = [[stretch.load() for stretch in group] for group in fresh]
         kind = pa.struct(list(self.schema))
         arrays = (_structs(table, kind) for group in tables for table in group)
+        total_bytes = sum(table.nbytes for group in tables for table in group)
         file = self.storage.write_file(
-            [ListSection(STATE_NAME, kind, arrays)],
+            [ListSection(STATE_NAME, kind, arrays, total_bytes)],
             batch_id=self.batch_id,
             run=self.run,
             # Each handle has the file in it, so of an inline file there must be one handle only.

@@ -358,3 +358,18 @@ def test_a_row_set_with_an_empty_first_part_is_written() -> None:
     reader = StateFileReader(open_file_system("memory://x"), inline_handle_of(data, rows=1))
 
     assert reader.read_rows("s", ALL).table.equals(rows.table)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["size-known", "size-unknown"])
+def test_long_lists_have_larger_segments_that_are_small_beside_a_share(
+    spy: SpyFileSystem, known: bool
+) -> None:
+    pieces = [pa.array(range(start, start + 50_000)) for start in range(0, 1_000_000, 50_000)]
+    total = sum(piece.nbytes for piece in pieces)
+    section = ListSection("list", pa.int64(), iter(pieces), total if known else 0)
+    reader = StateFileReader(spy, write_state_file(spy, PATH, [section]))
+    segments = reader.sections["list"].segments
+
+    assert max(segment.raw_bytes for segment in segments) <= total / 32
+    assert len(segments) <= (160 if known else 320)
+    assert reader.read_elements("list", 49_990, 50_010).to_pylist() == [*range(49_990, 50_010)]

@@ -48,6 +48,7 @@ SEGMENT_BYTES_MAX = 1 << 20
 
 _VALUE = "value"
 _SEGMENTS_WANTED = 16
+_LIST_SEGMENTS_WANTED = 64
 
 Emit = Callable[[bytes | memoryview], object]
 
@@ -75,11 +76,13 @@ class ListSection:
     name: str
     value_type: pa.DataType
     arrays: Iterable[pa.Array | pa.ChunkedArray]
+    total_bytes: int = 0
+    """About how much all elements take, if that is known: a long list has larger segments."""
 
     @classmethod
     def of(cls, name: str, values: pa.Array | pa.ChunkedArray) -> Self:
         """Return a section of elements that are all at hand."""
-        return cls(name, values.type, [values])
+        return cls(name, values.type, [values], values.nbytes)
 
 
 def write_state_file(
@@ -272,6 +275,10 @@ def _cut_rows(table: pa.Table, start: int, stop: int, limit: int) -> Iterator[tu
 
 
 def _list_parts(section: ListSection) -> Iterator[_Part]:
+    # To compress and to read a segment costs as much as some thousand bytes in it; but a reader
+    # reads whole ones, so they are small beside the share of a subtask.
+    share = section.total_bytes // _LIST_SEGMENTS_WANTED
+    limit = min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES, share))
     index = 0
     for array in section.arrays:
         table = pa.table({_VALUE: array})
@@ -279,7 +286,7 @@ def _list_parts(section: ListSection) -> Iterator[_Part]:
             raise ValueError(f"elements of {section.name!r} have the type {array.type}")
         if not table.num_rows:
             continue
-        for start, stop in _cut_rows(table, 0, table.num_rows, SEGMENT_BYTES):
+        for start, stop in _cut_rows(table, 0, table.num_rows, limit):
             yield index + start, index + stop - 1, table.slice(start, stop - start)
         index += table.num_rows
 
