@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -22,7 +23,7 @@ from integration.kafka.cluster import Cluster
 pytestmark = pytest.mark.spark
 
 WAIT_SECONDS = 90.0
-KILLS = 3
+KILLS = int(os.environ.get("FLOW_KILLS", "3"))
 
 
 def driver(log: Path, **settings: Any) -> AbstractContextManager[Child]:
@@ -59,11 +60,14 @@ def written(folder: Path) -> list[tuple[int, int, str]]:
     ]
 
 
+@pytest.mark.timeout(180 + 60 * KILLS)
 def test_a_driver_killed_at_random_times_loses_and_doubles_nothing(
     kafka: Cluster, tmp_path: Path
 ) -> None:
+    seed = int(os.environ.get("FLOW_SEED", random.randrange(1 << 30)))
+    print(f"FLOW_SEED={seed}")
     topic = kafka.topic(2)
-    rng = random.Random(11)
+    rng = random.Random(seed)
     output = tmp_path / "out"
     settings = {
         "options": options(kafka, topic, maxOffsetsPerTrigger="150"),
@@ -79,7 +83,7 @@ def test_a_driver_killed_at_random_times_loses_and_doubles_nothing(
             time.sleep(rng.uniform(0, 0.6))
             running.kill()
     with driver(tmp_path / "log", ends=True, **settings) as running:
-        assert running.wait(WAIT_SECONDS) == 0, running.errors()[-3000:]
+        assert running.wait(WAIT_SECONDS + 10 * KILLS) == 0, running.errors()[-3000:]
 
     expected = [(p, n, str(n)) for p in range(2) for n in range(1000 * KILLS)]
     assert sorted(written(output)) == expected
