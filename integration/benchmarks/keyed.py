@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -45,6 +46,8 @@ MANY_KEYS = int(os.environ.get("FLOWKEYED_KEYS", "5000000"))
 FEW_KEYS = 100_000
 SMALL_ROWS = 10_000
 LEFT_OUT = 2
+SIZE_ROUNDS = 5
+RESTARTS = 3
 PARALLELISM = 2
 # At 1,000,000 records one of its batches takes minutes.
 TWS_BATCHES_AT_LARGE = 2
@@ -185,11 +188,11 @@ class Bench:
 
     def query(self, mode: str, source: Path) -> Query:
         operator, provider = MODES_OF_COUNTING[mode]
-        return self.custom(operator, provider, source)
+        return Query(self.spark, source, self.new_folder(), operator, provider=provider)
 
-    def custom(self, operator: Operator, provider: str, source: Path) -> Query:
-        folder = self.folder / f"query-{next(self._numbers)}"
-        return Query(self.spark, source, folder, operator, provider=provider)
+    def new_folder(self) -> Path:
+        """Return where a query may have its state and its checkpoint."""
+        return self.folder / f"query-{next(self._numbers)}"
 
     def compare(
         self,
@@ -284,7 +287,40 @@ def small(bench: Bench) -> None:
     bench.compare(found, PER_RECORD, TWS, "speed of", 10, where="100k records")
 
 
-# A small batch on a state that one large batch has built.
+# Small batches on a state that one large batch has built.
+
+
+class Grown:
+    """A query whose first batch has brought a number of keys; small batches follow."""
+
+    def __init__(self, bench: Bench, operator: Operator, provider: str, keys: int) -> None:
+        self._bench, self._provider, self._keys = bench, provider, keys
+        self._rounds = 0
+        bulk = bench.write(f"bulk-{keys}", rows=keys, keys=keys, batches=1, distinct=True)
+        self.folder = bench.new_folder()
+        self._source = self.folder / "source"
+        shutil.copytree(bulk, self._source)
+        self.run(operator, batches=1)
+
+    def run(self, operator: Operator, *, batches: int, leave_out: int = 0) -> Batches:
+        """Start the query, again if need be, for so many more small batches."""
+        later = self._bench.write(
+            f"later-{self._keys}-{batches}", rows=SMALL_ROWS, keys=self._keys, batches=batches
+        )
+        for path in sorted(later.glob("*.parquet")):
+            shutil.copyfile(path, self._source / f"later-{self._rounds:03d}-{path.name}")
+        self._rounds += 1
+        spark, provider = self._bench.spark, self._provider
+        # A large state that stays loaded would leave no room for that of the next case.
+        _unload_stores(spark)
+        query = Query(spark, self._source, self.folder, operator, provider=provider)
+        return query.run(leave_out=leave_out)
+
+    def bytes_durable(self) -> int:
+        return bytes_below(self.folder / "state") + bytes_below(self.folder / "checkpoint")
+
+    def forget(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def size(bench: Bench) -> None:
@@ -300,11 +336,9 @@ def size(bench: Bench) -> None:
     rows = []
     for mode in [mode for mode in modes if mode.startswith(MODES)]:
         operator, provider = modes[mode]
-        base: BatchCost | None = None
-        for keys in (FEW_KEYS, MANY_KEYS):
-            progress(f"{mode}: {keys:,} keys")
-            cost, written = _small_batches(bench, operator, provider, keys)
-            base = base or cost
+        costs = _by_keys(bench, mode, operator, provider)
+        base = costs[FEW_KEYS][0]
+        for keys, (cost, written) in costs.items():
             ratio = cost.cpu_s / base.cpu_s
             rows.append(
                 (
@@ -323,29 +357,28 @@ def size(bench: Bench) -> None:
     table(("", "keys", "ms a batch", "CPU s a batch", "times", "MB written a batch"), rows)
 
 
-def _small_batches(
-    bench: Bench, operator: Operator, provider: str, keys: int
-) -> tuple[BatchCost, float]:
-    bulk = bench.write(f"bulk-{keys}", rows=keys, keys=keys, batches=1, distinct=True)
-    # So many that a tier of deltas is merged twice.
+def _by_keys(
+    bench: Bench, mode: str, operator: Operator, provider: str
+) -> dict[int, tuple[BatchCost, float]]:
+    """Return what a small batch costs and writes at each number of keys, which take turns."""
+    # So many in a run that a tier of deltas is merged twice.
     batches = 20
-    later = bench.write(f"later-{keys}", rows=SMALL_ROWS, keys=keys, batches=batches)
-    source = bench.folder / "source"
-    shutil.rmtree(source, ignore_errors=True)
-    shutil.copytree(bulk, source)
-    query = bench.custom(operator, provider, source)
-    query.run()
-    _add_files(later, source)
-    before = bytes_below(query.folder / "state") + bytes_below(query.folder / "checkpoint")
-    found = query.run(leave_out=3)
-    after = bytes_below(query.folder / "state") + bytes_below(query.folder / "checkpoint")
-    query.forget()
-    return BatchCost.of([found]), (after - before) / batches
-
-
-def _add_files(later: Path, source: Path) -> None:
-    for path in sorted(later.glob("*.parquet")):
-        shutil.copyfile(path, source / f"later-{path.name}")
+    progress(f"{mode}: building the states, and a run of each to warm up")
+    grown = {keys: Grown(bench, operator, provider, keys) for keys in (FEW_KEYS, MANY_KEYS)}
+    for one in grown.values():
+        one.run(operator, batches=batches)
+    before = {keys: one.bytes_durable() for keys, one in grown.items()}
+    runs: dict[int, list[Batches]] = {keys: [] for keys in grown}
+    for turn in range(SIZE_ROUNDS):
+        for keys in sorted(grown, reverse=bool(turn % 2)):
+            runs[keys].append(grown[keys].run(operator, batches=batches, leave_out=3))
+        progress(f"round {turn + 1} of {SIZE_ROUNDS}")
+    found = {}
+    for keys, one in grown.items():
+        written = (one.bytes_durable() - before[keys]) / (batches * SIZE_ROUNDS)
+        found[keys] = BatchCost.of(runs[keys]), written
+        one.forget()
+    return found
 
 
 # The time to the first batch after a restart.
@@ -355,10 +388,6 @@ def restart(bench: Bench) -> None:
     heading(
         f"{MANY_KEYS:,} keys: seconds from the start of the query to the end of its first batch"
     )
-    bulk = bench.write(
-        f"bulk-{MANY_KEYS}", rows=MANY_KEYS, keys=MANY_KEYS, batches=1, distinct=True
-    )
-    later = bench.write(f"first-{MANY_KEYS}", rows=SMALL_ROWS, keys=MANY_KEYS, batches=1)
     cases: dict[str, tuple[Operator, Operator, str, bool, int]] = {
         "flowspark, 2 -> 2, local copy there": (aggregate(), aggregate(), HDFS, True, 0),
         "flowspark, 2 -> 2": (aggregate(), aggregate(), HDFS, False, 0),
@@ -370,37 +399,39 @@ def restart(bench: Bench) -> None:
     rows = []
     for name, (before, after, provider, keeps, partitions) in cases.items():
         progress(name)
-        source = bench.folder / "source"
-        shutil.rmtree(source, ignore_errors=True)
-        shutil.copytree(bulk, source)
-        query = bench.custom(before, provider, source)
-        query.run()
-        _add_files(later, source)
-        if not keeps:
-            shutil.rmtree(query.folder / "work", ignore_errors=True)
-        offline = ""
-        if partitions:
-            offline = _repartition(bench.spark, query.folder / "checkpoint", partitions)
-        again = Query(bench.spark, source, query.folder, after, provider=provider)
+        grown = Grown(bench, before, provider, MANY_KEYS)
+        offline, taken = [], []
         try:
-            wall = f"{again.run().wall_s:.2f}"
+            for _ in range(RESTARTS):
+                # One more small batch, so that a local copy has what the large one brought.
+                grown.run(before, batches=1)
+                if not keeps:
+                    shutil.rmtree(grown.folder / "work", ignore_errors=True)
+                if partitions:
+                    offline.append(_repartition(bench.spark, grown.folder, partitions))
+                taken.append(grown.run(after, batches=1).wall_s)
+                if partitions:
+                    _repartition(bench.spark, grown.folder, PARALLELISM)
+            found = f"{statistics.median(taken):.2f}"
         except Exception as error:
-            wall = f"failed: {type(error).__name__}"
-            progress(str(error)[:400])
-        rows.append((name, offline, wall))
-        query.forget()
+            found = f"failed: {type(error).__name__}"
+            progress(str(error)[:600])
+        rows.append((name, f"{statistics.median(offline):.2f}" if offline else "", found))
+        grown.forget()
     table(("", "offline step s", "first batch s"), rows)
 
 
-def _repartition(spark: SparkSession, checkpoint: Path, partitions: int) -> str:
-    """Use what pyspark has behind an underscore, if it works."""
+def _unload_stores(spark: SparkSession) -> None:
+    """Let the JVM forget what it has loaded of its own state stores, as a new one would."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+
+
+def _repartition(spark: SparkSession, folder: Path, partitions: int) -> float:
+    """Use what pyspark has behind an underscore; return how long it took."""
     start = time.perf_counter()
-    try:
-        spark._streamingCheckpointManager.repartition(str(checkpoint), partitions)
-    except Exception as error:
-        progress(str(error)[:600])
-        return f"failed: {type(error).__name__}"
-    return f"{time.perf_counter() - start:.2f}"
+    spark._streamingCheckpointManager.repartition(str(folder / "checkpoint"), partitions)
+    return time.perf_counter() - start
 
 
 def main() -> None:
