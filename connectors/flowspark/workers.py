@@ -8,6 +8,9 @@ from pyspark import TaskContext
 
 __all__ = ["settle"]
 
+# Python could be asked how much is frozen, but it would count that one by one: milliseconds a task.
+_is_settled = False
+
 
 def settle() -> None:
     """Keep the worker's modules out of garbage collections; to be called at the end of a task.
@@ -17,6 +20,8 @@ def settle() -> None:
     is frozen here, once, is there to stay anyhow; what comes later is collected as ever. Outside of
     a task nothing happens: the process is somebody else's.
     """
-    if not gc.get_freeze_count() and TaskContext.get() is not None:
+    global _is_settled
+    if not _is_settled and TaskContext.get() is not None:
         gc.collect()
         gc.freeze()
+        _is_settled = True

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowspark import workers
 from integration.benchmarks._report import ROUNDS, progress
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -31,6 +32,7 @@ def cpu_seconds() -> float:
 def unsettle() -> None:
     """Undo what ``flowspark.workers.settle`` has done in a worker that peers use as well."""
     gc.unfreeze()
+    workers._is_settled = False
 
 
 class CpuMeter:
