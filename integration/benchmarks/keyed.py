@@ -39,7 +39,7 @@ from integration.benchmarks._spark import unsettle
 from integration.sessions import local_session
 
 PARTS = os.environ.get("FLOWKEYED_BENCH", "large,small,size,restart").split(",")
-ROUNDS = int(os.environ.get("FLOWKEYED_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("FLOWKEYED_ROUNDS", "5"))
 MODES = tuple(os.environ.get("FLOWKEYED_MODES", "").split(","))
 BATCHES = int(os.environ.get("FLOWKEYED_BATCHES", "12"))
 MANY_KEYS = int(os.environ.get("FLOWKEYED_KEYS", "5000000"))
