@@ -42,8 +42,8 @@ def record_starts(
     # The shortest record is seven bytes; a count beyond that is a lie, and must cost nothing.
     if (lengths < 0).any() or (lengths * 7 > sizes[:, 1] - sizes[:, 0]).any():
         raise BrokenChainError("a batch cannot have that many records")
-    if len(counts) >= _LANES_MIN and lengths.sum() >= 4 * lengths.max():
-        return _side_by_side(array, sizes, lengths)
+    if len(counts) >= _LANES_MIN:
+        return _side_by_side(data, array, sizes, lengths)
     walked = [
         _one_by_one(data, array, start, end, count)
         for (start, end), count in zip(spans, counts, strict=True)
@@ -124,26 +124,30 @@ def _long_size(data: bytes, position: int, end: int) -> int:
     raise BrokenChainError("the length of a record is not a number")
 
 
-def _side_by_side(array: Bytes, sizes: Positions, counts: Positions) -> Positions:
+def _side_by_side(data: bytes, array: Bytes, sizes: Positions, counts: Positions) -> Positions:
     # Batches with most records first: those that still have one are then always a prefix.
     order = np.argsort(-counts, kind="stable")
-    position = sizes[order, 0].copy()
-    sorted_counts = counts[order]
-    steps = int(sorted_counts[0]) if len(sorted_counts) else 0
-    table = np.empty((steps, len(order)), np.int64)
-    active = np.searchsorted(-sorted_counts, -np.arange(steps), side="left")
+    position, ends, left = sizes[order, 0].copy(), sizes[order, 1], counts[order]
+    # Where each batch's records stand in the result.
+    places = (np.cumsum(counts) - counts)[order]
+    found = np.empty(int(counts.sum()), np.int64)
+    # A few batches may have far more records than the others; their rest is followed one by one.
+    steps = int(left[_LANES_MIN - 1])
+    active = np.searchsorted(-left, -np.arange(steps), side="left")
     for step in range(steps):
         lanes = int(active[step])
         here = position[:lanes]
-        table[step, :lanes] = here
+        found[places[:lanes] + step] = here
         here += _sizes_at(array, here)
-    if (position != sizes[order, 1]).any():
+    longer = int(np.searchsorted(-left, -steps, side="left"))
+    if (position[longer:] != ends[longer:]).any():
         raise BrokenChainError("the records of a batch do not end where the batch does")
-    # Back into the order of the batches, each batch's records together.
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    kept = np.arange(steps)[None, :] < counts[:, None]
-    found: Positions = table.T[rank][kept]
+    for lane in range(longer):
+        rest = int(left[lane]) - steps
+        place = int(places[lane]) + steps
+        found[place : place + rest] = _one_by_one(
+            data, array, int(position[lane]), int(ends[lane]), rest
+        )
     return found
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_flowkafka import records
 from pyspark_flowkafka.batches import AbortedTransaction
+from pyspark_flowkafka.boundaries import record_starts
 from pyspark_flowkafka.records import Fetched, scan_fetch
 
 from .record_sets import (
@@ -174,6 +177,28 @@ def test_a_batch_that_compaction_emptied_is_passed() -> None:
 
     assert [row["offset"] for row in found.rows] == [5]
     assert found.damage is None
+
+
+def test_a_few_large_batches_among_many_small_ones_cost_no_more_than_themselves() -> None:
+    sizes = [*[20_000] * 5, *[1] * 2000, 3]
+    log, offset = b"", 0
+    for size in sizes:
+        log += built([Record(None, b"%d" % (n % 99)) for n in range(size)], base_offset=offset)
+        offset += size
+    headers = scan_fetch(Fetched(log, 0)).headers
+    spans = [(one.records_start, one.end) for one in headers]
+    array = np.frombuffer(log, np.uint8)
+    tracemalloc.start()
+    starts = record_starts(log, array, spans, [one.record_count for one in headers])
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    expected = [
+        record_starts(log, array, [span], [size])
+        for span, size in zip(spans, sizes, strict=True)
+    ]
+    assert np.array_equal(starts, np.concatenate(expected))
+    assert peak_bytes < 30 << 20
 
 
 def test_large_fetches_become_several_arrow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
