@@ -7,7 +7,7 @@ object per batch, never one per record.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -150,9 +150,15 @@ def check_offsets(
 
 
 def visible(
-    data: bytes, headers: Iterable[BatchHeader], aborted: Sequence[AbortedTransaction] | None
+    data: bytes,
+    headers: Iterable[BatchHeader],
+    aborted: Sequence[AbortedTransaction] | None,
+    on_bad: Callable[[bytes, BatchHeader, str], None],
 ) -> list[BatchHeader]:
-    """Leave out control batches, and those of aborted transactions if the list is given."""
+    """Leave out control batches, and those of aborted transactions if the list is given.
+
+    ``on_bad`` is told of a control batch that says nothing.
+    """
     pending = sorted(aborted or (), key=lambda one: one.first_offset)
     rolled_back: set[int] = set()
     kept = []
@@ -160,8 +166,11 @@ def visible(
         while pending and pending[0].first_offset <= header.last_offset:
             rolled_back.add(pending.pop(0).producer_id)
         if header.is_control:
-            if _is_abort_marker(data, header):
-                rolled_back.discard(header.producer_id)
+            try:
+                if _is_abort_marker(data, header):
+                    rolled_back.discard(header.producer_id)
+            except DamagedBatchError as error:
+                on_bad(data, header, error.reason)
         elif not (header.is_transactional and header.producer_id in rolled_back):
             kept.append(header)
     return kept
@@ -169,15 +178,20 @@ def visible(
 
 def _is_abort_marker(data: bytes, header: BatchHeader) -> bool:
     """Look into a control batch: its one record's key is a version and a type."""
+    if not header.record_count:
+        # Compaction took the marker, and left the batch for its producer's sake.
+        return False
+    record = data[header.records_start : header.end]
     # In front of the key: length, attributes (one byte), time delta, offset delta, key's length.
-    position = header.records_start
     try:
-        position = _skip_varint(data, position) + 1
+        position = _skip_varint(record, 0) + 1
         for _ in range(3):
-            position = _skip_varint(data, position)
-        return int.from_bytes(data[position + 2 : position + 4], "big") == _ABORT_MARKER
+            position = _skip_varint(record, position)
     except IndexError:
-        raise DamagedBatchError("a control batch ends early", header) from None
+        position = len(record)
+    if position + 4 > len(record):
+        raise DamagedBatchError("a control batch ends early", header)
+    return int.from_bytes(record[position + 2 : position + 4], "big") == _ABORT_MARKER
 
 
 def _skip_varint(data: bytes, position: int) -> int:

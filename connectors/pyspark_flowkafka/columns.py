@@ -180,7 +180,7 @@ def _even_numbers(count: int) -> pa.Array:
 
 def timestamp_column(milliseconds: Positions) -> pa.Array:
     """Return Spark's timestamps; a time that they cannot hold is an error, as in Spark's source."""
-    if len(milliseconds) and max(-milliseconds.min(), milliseconds.max()) > _TIMESTAMP_MS_MAX:
+    if (np.abs(milliseconds).view(np.uint64) > _TIMESTAMP_MS_MAX).any():
         raise BrokenRecordError("a timestamp is outside of what Spark can hold")
     return number_column(milliseconds * 1000, SCHEMA.field("timestamp").type)
 
@@ -217,10 +217,7 @@ def _lists(
     order = np.argsort(rows, kind="stable")
     keys = _ordered([key for _, key, _ in rounds], order)
     values = _ordered([value for _, _, value in rounds], order)
-    try:
-        names = binary_column(data, keys, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        raise BrokenRecordError("the name of a header is not UTF-8") from None
+    names = _texts(binary_column(data, keys))
     entries = pa.StructArray.from_arrays(
         [names, binary_column(data, values)], fields=list(HEADER_TYPE)
     )
@@ -230,6 +227,14 @@ def _lists(
     return pa.Array.from_buffers(
         kind, len(counts), [validity, pa.py_buffer(offsets)], children=[entries]
     )
+
+
+def _texts(names: pa.Array) -> pa.Array:
+    """Return names as texts; what is not UTF-8 in them is replaced, as Java does it."""
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([name.decode(errors="replace") for name in names.to_pylist()], pa.string())
 
 
 def _ordered(parts: list[Spans], order: Positions) -> Spans:

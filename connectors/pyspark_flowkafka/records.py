@@ -29,6 +29,12 @@ from pyspark_flowkafka.columns import BrokenRecordError
 GROUP_BYTES = 8 << 20
 """Batches are decoded together up to about this size: one Arrow batch for Spark."""
 
+ARENA_BYTES = 64 << 20
+"""What batches unpack to is decoded as soon as it is that much, however much was expected."""
+
+RECORDS_MAX = 1 << 24
+"""One batch may not have more records: each takes some hundred bytes while it is decoded."""
+
 _BROKEN = (CodecError, BrokenChainError, BrokenRecordError, pa.ArrowInvalid, OverflowError)
 
 
@@ -141,11 +147,15 @@ class Decoder:
         """Yield the records of a fetch that are in the range."""
         data = scanned.fetched.data
         for group in self._groups(data, self._wanted(scanned)):
-            try:
-                batch = self._decode_group(data, group)
-            except _BROKEN:
-                yield from self._decode_apart(data, group)
-            else:
+            left = group
+            while left:
+                try:
+                    arena, spans = _arena(data, left)
+                    batch = self._decode_group(arena, spans, left[: len(spans)])
+                except _BROKEN:
+                    yield from self._decode_apart(data, left)
+                    break
+                left = left[len(spans) :]
                 if batch.num_rows:
                     yield batch
 
@@ -153,7 +163,7 @@ class Decoder:
         fetched = scanned.fetched
         return [
             header
-            for header in visible(fetched.data, scanned.headers, fetched.aborted)
+            for header in visible(fetched.data, scanned.headers, fetched.aborted, self._bad)
             if header.last_offset >= self.start
             and header.base_offset < self.until
             and header.record_count
@@ -177,7 +187,7 @@ class Decoder:
         """Find out which of the batches is the bad one, and yield the others."""
         for header in group:
             try:
-                batch = self._decode_group(data, [header])
+                batch = self._decode_group(*_arena(data, [header]), [header])
             except _BROKEN as error:
                 self._bad(data, header, str(error))
             else:
@@ -188,20 +198,25 @@ class Decoder:
         raw = data[header.start : header.end]
         self.on_bad_batch(BadBatch(header.base_offset, header.last_offset, reason, raw))
 
-    def _decode_group(self, data: bytes, group: Sequence[BatchHeader]) -> pa.RecordBatch:
-        arena, spans = _arena(data, group)
+    def _decode_group(
+        self, arena: bytes, spans: Sequence[tuple[int, int]], group: Sequence[BatchHeader]
+    ) -> pa.RecordBatch:
         if len(arena) > np.iinfo(np.int32).max:
             raise BrokenRecordError("a batch is larger than two gigabytes")
         array = np.frombuffer(arena, np.uint8)
         counts = [header.record_count for header in group]
         starts = record_starts(arena, array, spans, counts)
+        if max(counts) > RECORDS_MAX:
+            raise BrokenRecordError(f"a batch has more than {RECORDS_MAX} records")
         batch_ends = np.repeat(np.array([end for _, end in spans], np.int64), counts)
         fields = columns.read_fields(array, starts, batch_ends)
         # What one record says to be its end is where the next one begins, or the batch ends.
         if not np.array_equal(fields.end, _expected_ends(starts, spans, counts)):
             raise BrokenRecordError("a record does not end where the next one begins")
-        offsets = fields.offset_delta + np.repeat(_column(group, "base_offset"), counts)
-        _check_offsets(offsets, np.repeat(_column(group, "last_offset"), counts), fields)
+        bases = _column(group, "base_offset")
+        offsets = fields.offset_delta + np.repeat(bases, counts)
+        last_deltas = np.repeat(_column(group, "last_offset") - bases, counts)
+        _check_offsets(offsets, fields.offset_delta, last_deltas)
         kept = slice(
             int(np.searchsorted(offsets, self.start)), int(np.searchsorted(offsets, self.until))
         )
@@ -250,7 +265,10 @@ class Decoder:
 
 
 def _arena(data: bytes, group: Sequence[BatchHeader]) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return one stretch of bytes with the unpacked records of all batches, and where each lies."""
+    """Return one stretch of bytes with the unpacked records of batches, and where each lies.
+
+    It has all batches, or the first ones if they unpack to far more than is usual.
+    """
     if all(header.codec == Codec.NONE for header in group):
         # As they came: the headers between them do no harm.
         return data, [(header.records_start, header.end) for header in group]
@@ -261,6 +279,8 @@ def _arena(data: bytes, group: Sequence[BatchHeader]) -> tuple[bytes, list[tuple
         pieces.append(piece)
         spans.append((position, position + len(piece)))
         position += len(piece)
+        if position >= ARENA_BYTES:
+            break
     return pieces[0] if len(pieces) == 1 else b"".join(pieces), spans
 
 
@@ -278,8 +298,9 @@ def _column(group: Sequence[BatchHeader], name: str) -> Positions:
     return np.array([getattr(header, name) for header in group], np.int64)
 
 
-def _check_offsets(offsets: Positions, last_offsets: Positions, fields: columns.Fields) -> None:
-    if (fields.offset_delta < 0).any() or (offsets > last_offsets).any():
+def _check_offsets(offsets: Positions, deltas: Positions, last_deltas: Positions) -> None:
+    # Deltas are compared, not offsets: a sum may be beyond 64 bits, and small again.
+    if (deltas < 0).any() or (deltas > last_deltas).any():
         raise BrokenRecordError("a record's offset is outside of its batch")
     if (np.diff(offsets) <= 0).any():
         raise BrokenRecordError("the offsets of records do not ascend")

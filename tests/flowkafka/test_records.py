@@ -148,6 +148,14 @@ def test_headers_may_repeat_and_have_null_values() -> None:
     assert decoded(log).rows == read_by_kafka_python(log)
 
 
+def test_a_headers_name_that_is_not_utf_8_is_readable_all_the_same() -> None:
+    raw = bytearray(built([Record(b"k", b"v", headers=(("name", b"1"),)), Record(b"k", b"w")]))
+    raw[raw.index(b"name") + 1] = 0xE9
+    rows = decoded(with_header(bytes(raw))).rows
+
+    assert [row["headers"] for row in rows] == [[{"key": "n\ufffdme", "value": b"1"}], None]
+
+
 @settings(max_examples=60, deadline=None)
 @given(logs(), st.integers(0, 3000), st.integers(0, 3000))
 def test_a_range_has_exactly_its_records(log: bytes, start: int, size: int) -> None:
@@ -179,6 +187,22 @@ def test_a_batch_that_compaction_emptied_is_passed() -> None:
     assert found.damage is None
 
 
+@pytest.mark.parametrize("is_commit", [True, False], ids=["commit", "abort"])
+def test_a_marker_that_compaction_emptied_is_passed(is_commit: bool) -> None:
+    empty = emptied(marker(1, 7, is_commit=is_commit))
+    log = transactional(0, 7, b"a") + empty + transactional(2, 7, b"b")
+
+    assert [row["offset"] for row in decoded(log).rows] == [0, 2]
+    found = decoded(transactional(0, 7, b"a") + empty)
+    assert ([row["offset"] for row in found.rows], found.bad) == ([0], [])
+    assert found.next_offset == 2
+
+
+def emptied(batch: bytes) -> bytes:
+    """Return what compaction leaves of a batch whose records are gone."""
+    return with_header(batch[:8] + (61 - 12).to_bytes(4, "big") + batch[12:61], count=0)
+
+
 def test_a_few_large_batches_among_many_small_ones_cost_no_more_than_themselves() -> None:
     sizes = [*[20_000] * 5, *[1] * 2000, 3]
     log, offset = b"", 0
@@ -194,8 +218,7 @@ def test_a_few_large_batches_among_many_small_ones_cost_no_more_than_themselves(
     tracemalloc.stop()
 
     expected = [
-        record_starts(log, array, [span], [size])
-        for span, size in zip(spans, sizes, strict=True)
+        record_starts(log, array, [span], [size]) for span, size in zip(spans, sizes, strict=True)
     ]
     assert np.array_equal(starts, np.concatenate(expected))
     assert peak_bytes < 30 << 20
@@ -206,6 +229,18 @@ def test_large_fetches_become_several_arrow_batches(monkeypatch: pytest.MonkeyPa
     log = log_of([[Record(b"k", b"v" * 300)] * 3] * 5, [0, 4, 0, 3, 0], [0] * 5)
 
     assert decoded(log).rows == read_by_kafka_python(log)
+
+
+def test_what_unpacks_to_far_more_than_usual_is_decoded_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records, "ARENA_BYTES", 2_000_000)
+    log = log_of([[Record(None, bytes(900_000))]] * 7, [4] * 7, [0] * 7)
+    decoder = records.Decoder("t", 3, 0, 7, False, lambda bad: pytest.fail(bad.reason))
+    batches = list(decoder.decode(scan_fetch(Fetched(log, 0))))
+
+    assert [batch.num_rows for batch in batches] == [3, 3, 1]
+    assert [n for batch in batches for n in batch.column("offset").to_pylist()] == list(range(7))
 
 
 # Transactions
@@ -366,6 +401,40 @@ def test_an_absurd_number_of_records_costs_nothing() -> None:
     assert "that many" in found.bad[0].reason
 
 
+def test_more_records_than_can_be_held_are_a_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RECORDS_MAX", 4)
+    found = decoded(built([Record()] * 5) + built([Record()] * 4, base_offset=5))
+
+    assert [row["offset"] for row in found.rows] == [5, 6, 7, 8]
+    assert "more than 4 records" in found.bad[0].reason
+
+
+def test_a_marker_that_says_nothing_is_a_bad_batch() -> None:
+    raw = with_header(built([Record(b"", None)], producer_id=7), attributes=0x30)
+    found = decoded(raw + built([Record(b"k", b"v")], base_offset=1))
+
+    assert [row["offset"] for row in found.rows] == [1]
+    assert "a control batch ends early" in found.bad[0].reason
+
+
+def test_an_offset_beyond_64_bits_is_a_bad_batch() -> None:
+    body = b"\x00\x00" + varint(2**63 - 5) + b"\x01\x01\x00"
+    batch = built([Record()], base_offset=10)[:61] + varint(len(body)) + body
+    batch = batch[:8] + (len(batch) - 12).to_bytes(4, "big") + batch[12:]
+    found = decoded(with_header(batch), start=10)
+
+    assert found.rows == []
+    assert "outside of its batch" in found.bad[0].reason
+
+
+def varint(number: int) -> bytes:
+    zigzag, written = number << 1, bytearray()
+    while zigzag > 0x7F:
+        written.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    return bytes([*written, zigzag])
+
+
 def test_a_bad_batch_does_not_take_its_neighbours_along() -> None:
     good = built([Record(b"k", b"v")])
     bad = with_header(built([Record(b"k", b"w")], base_offset=1), attributes=7)
@@ -376,7 +445,9 @@ def test_a_bad_batch_does_not_take_its_neighbours_along() -> None:
     assert "no codec 7" in found.bad[0].reason
 
 
-def test_a_time_that_spark_cannot_hold_is_a_bad_record() -> None:
-    found = decoded(built([Record(b"k", b"v", timestamp=2**62)]))
+@pytest.mark.parametrize("time_ms", [2**62, -(2**62), -(2**63)])
+def test_a_time_that_spark_cannot_hold_is_a_bad_record(time_ms: int) -> None:
+    found = decoded(with_header(built([Record(b"k", b"v")]), base_ms=time_ms))
 
+    assert found.rows == []
     assert "timestamp" in found.bad[0].reason
