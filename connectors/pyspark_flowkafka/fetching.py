@@ -21,7 +21,7 @@ from pyspark_flowkafka.client import KafkaClient
 from pyspark_flowkafka.connections import Retries, client_for
 from pyspark_flowkafka.deadletter import BadBatches
 from pyspark_flowkafka.errors import AuthorizationError, KafkaSourceError
-from pyspark_flowkafka.offsets import EARLIEST, LATEST, OffsetRange, TopicPartition
+from pyspark_flowkafka.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange, TopicPartition
 from pyspark_flowkafka.options import SourceOptions
 from pyspark_flowkafka.records import (
     BadBatch,
@@ -40,6 +40,7 @@ _EMPTY_MAX = 3
 # Beyond what a range is expected to have, so that one fetch is usually enough.
 _SPARE_BYTES = 64 << 10
 _SIZES_MAX = 10_000
+_SECOND_LOOK_BYTES_MAX = 64 << 20
 
 _bytes_per_offset: dict[TopicPartition, float] = {}
 """What this worker has seen of each partition: the end of a small range is not asked for twice as
@@ -61,6 +62,8 @@ class RangeReader:
     unknown_answers: int = 0
     suspicious: int | None = None
     """An offset at which something was damaged, and is fetched once more before it is believed."""
+    known_bad: bytes = b""
+    """A damaged batch whose end is not known; further offsets may turn out to be in it, too."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all records of the range."""
@@ -82,6 +85,8 @@ class RangeReader:
             self._advance(scanned.next_offset)
             ahead = self._ask_ahead(client)
             yield from self.decoder.decode(scanned)
+            # What whoever takes the records did meanwhile is not time without success.
+            self.retries.succeeded()
         self.bad.report()
 
     def _ask(self, client: KafkaClient) -> Any:
@@ -118,7 +123,7 @@ class RangeReader:
         where = self.range.topic_partition
         match reply.status:
             case Status.OK:
-                return bool(reply.data) or self._empty(reply)
+                return bool(reply.data) or self._empty(client, reply)
             case Status.OUT_OF_RANGE:
                 self._find_range(client)
             case Status.UNKNOWN:
@@ -131,34 +136,37 @@ class RangeReader:
                 raise KafkaSourceError(f"{where} cannot be read at {self.offset}: {reply.error}")
         return False
 
-    def _empty(self, reply: FetchReply) -> bool:
+    def _empty(self, client: KafkaClient, reply: FetchReply) -> bool:
         """Handle an answer without records: too early, too fast, or nothing left."""
         if reply.is_throttled:
             # Brokers answer at once and want to be left alone for a while; the client waits.
             return False
-        if reply.log_end < self.range.until:
-            # The end of the range was once there; a new leader may not know it yet.
-            self.empty_answers += 1
-            if self.empty_answers >= _EMPTY_MAX and reply.log_end <= self.offset:
-                self._log_is_shorter(reply.log_end)
-            else:
-                self._failed(f"the log ends at {reply.log_end}")
-            return False
         self.empty_answers += 1
-        if self.empty_answers >= _EMPTY_MAX:
-            # Nothing but compacted records below the end.
+        if reply.log_end >= self.range.until:
+            if self.empty_answers >= _EMPTY_MAX:
+                self._pass_gap(client)
+        elif reply.log_end > self.offset or not self.retries.is_over:
+            # The end of the range was once there. A new leader may not know it for half a minute.
+            self._failed(f"the log ends at {reply.log_end}")
+        else:
+            report_loss(
+                f"{self.range.topic_partition} ends at {reply.log_end}, before {self.range.until}",
+                fail=self.options.fail_on_data_loss,
+            )
             self.offset = self.range.until
         return False
 
-    def _log_is_shorter(self, log_end: int) -> None:
-        if self.options.fail_on_data_loss and not self.retries.is_over:
-            self._failed(f"the log ends at {log_end}")
-            return
-        report_loss(
-            f"{self.range.topic_partition} ends at {log_end}, before {self.range.until}",
-            fail=self.options.fail_on_data_loss,
-        )
-        self.offset = self.range.until
+    def _pass_gap(self, client: KafkaClient) -> None:
+        """Nothing but compacted records is left below the end, if the broker has looked.
+
+        One that gets older records from remote storage answers without any if that takes too long.
+        """
+        where = self.range.topic_partition
+        status, local_start = client.list_offsets({where: EARLIEST_LOCAL})[where]
+        if status is Status.RETRY or (status is Status.OK and self.offset < local_start):
+            self._failed("the broker's remote storage does not answer in time")
+        else:
+            self.offset = self.range.until
 
     def _find_range(self, client: KafkaClient) -> None:
         """The offset is not in the log (any more): find out what is."""
@@ -200,14 +208,19 @@ class RangeReader:
         if scanned.headers:
             self._note_size(scanned)
             return scanned
+        first = reply.data[: size_of_first(reply.data)]
         if scanned.damage is None:
             self._grow(reply.data)
+        elif first == self.known_bad:
+            self._advance(self.offset + 1)
         elif self.suspicious != self.offset:
-            # It may have been damaged on its way.
+            # It may have been damaged on its way. If not, the batch behind it is wanted as well.
             self.suspicious = self.offset
+            usual = self.options.settings.partition_fetch_bytes
+            self.size = max(2 * usual, min(4 * len(first), _SECOND_LOOK_BYTES_MAX))
             self._failed(scanned.damage.reason)
         else:
-            self._skip(scanned.damage, reply.data)
+            self._skip(scanned.damage, first)
         return None
 
     def _note_size(self, scanned: Scanned) -> None:
@@ -224,10 +237,11 @@ class RangeReader:
             self._failed("a batch was cut off although it fits")
         self.size = min(max(needed, 2 * self.size), 2**31 - 1)
 
-    def _skip(self, damage: Damage, data: bytes) -> None:
+    def _skip(self, damage: Damage, whole: bytes) -> None:
         """Leave out a batch whose second copy is no better, or fail."""
-        behind = damage.next_offset or self.offset + 1
-        whole = data[: size_of_first(data)]
+        behind = damage.next_offset
+        if behind is None:
+            self.known_bad, behind = whole, self.offset + 1
         self.bad(BadBatch(self.offset, behind - 1, damage.reason, whole))
         self._advance(min(behind, self.range.until))
 

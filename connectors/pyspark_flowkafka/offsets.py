@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 LATEST = -1
 EARLIEST = -2
+EARLIEST_LOCAL = -4
+"""What is older is in remote storage, if anywhere."""
 
 
 class TopicPartition(NamedTuple):

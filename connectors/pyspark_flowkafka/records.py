@@ -119,7 +119,8 @@ def _behind(fetched: Fetched, damaged: BatchHeader | None, next_offset: int) -> 
     try:
         header = read_header(fetched.data, damaged.end)
         if header is None:
-            return None
+            # Or if there is no other batch behind it.
+            return fetched.log_end if damaged.last_offset + 1 == fetched.log_end else None
         check_offsets(header, next_offset=next_offset, is_first=False, log_end=fetched.log_end)
         check_crc(fetched.data, header)
     except DamagedBatchError:

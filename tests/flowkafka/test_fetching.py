@@ -17,7 +17,7 @@ from pyspark_flowkafka.errors import (
     KafkaSourceError,
     UnavailableError,
 )
-from pyspark_flowkafka.offsets import EARLIEST, OffsetRange, TopicPartition
+from pyspark_flowkafka.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange, TopicPartition
 from pyspark_flowkafka.options import SourceOptions, parse
 from pyspark_flowkafka.replies import FetchReply, RetriableClientError, Status
 
@@ -30,8 +30,9 @@ QUICK = {
     "kafka.retry.backoff.ms": "1",
     "kafka.retry.backoff.max.ms": "1",
     "fetchOffset.retryIntervalMs": "0",
-    "kafkaConsumer.pollTimeoutMs": "60",
 }
+# For those that are to give up.
+IMPATIENT = {"kafkaConsumer.pollTimeoutMs": "60"}
 
 
 def batch(first: int, last: int) -> bytes:
@@ -50,6 +51,7 @@ class FakeClient:
         self.asked: list[tuple[int, int]] = []
         self.forgotten = 0
         self.range = (0, 1000)
+        self.local_start = 0
 
     def fetch(self, where: TopicPartition, offset: int, size: int) -> Any:
         self.asked.append((offset, size))
@@ -62,10 +64,8 @@ class FakeClient:
         self.forgotten += 1
 
     def list_offsets(self, wanted: dict[TopicPartition, int]) -> Any:
-        return {
-            one: (Status.OK, self.range[0] if kind == EARLIEST else self.range[1])
-            for one, kind in wanted.items()
-        }
+        known = {EARLIEST: self.range[0], LATEST: self.range[1], EARLIEST_LOCAL: self.local_start}
+        return {one: (Status.OK, known[kind]) for one, kind in wanted.items()}
 
 
 def options(**more: str) -> SourceOptions:
@@ -140,7 +140,7 @@ def test_a_leader_that_never_comes_back_is_given_up(monkeypatch: pytest.MonkeyPa
     client = FakeClient(lambda *_: FetchReply(Status.RETRY, "NotLeaderForPartitionError"))
 
     with pytest.raises(UnavailableError, match="reading t-0 at offset 0 failed for 60 ms"):
-        read(monkeypatch, client)
+        read(monkeypatch, client, **IMPATIENT)
     assert len(client.asked) < 100
 
 
@@ -151,6 +151,39 @@ def test_progress_begins_the_time_limit_anew(monkeypatch: pytest.MonkeyPatch) ->
         return good(batch(offset, offset))
 
     assert read(monkeypatch, FakeClient(answer), until=40) == list(range(40))
+
+
+def test_the_time_that_the_query_takes_for_its_records_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(offset: int, size: int, number: int) -> FetchReply:
+        if number % 2:
+            return FetchReply(Status.RETRY, "x")
+        return good(batch(offset, offset + 4))
+
+    client = FakeClient(answer)
+    monkeypatch.setattr(fetching, "client_for", lambda _: client)
+    clock = ManualTime()
+    monkeypatch.setattr(connections, "time", clock)
+    found = []
+    for one in fetching.read_range(options(), OffsetRange(WHERE, 0, 10)):
+        found += one.column("offset").to_pylist()
+        clock.now += 3600
+
+    assert found == list(range(10))
+
+
+class ManualTime:
+    """Stands for the module ``time``; pauses pass at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def test_offsets_that_aged_out_fail_or_are_passed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +203,22 @@ def test_a_log_that_became_shorter_fails_or_ends_the_range(monkeypatch: pytest.M
         return good(batch(0, 4) if offset < 5 else b"", log_end=5)
 
     with pytest.raises(DataLossError, match="t-0 ends at 5, before 10"):
-        read(monkeypatch, FakeClient(answer))
-    found = read(monkeypatch, FakeClient(answer), failOnDataLoss="false")
+        read(monkeypatch, FakeClient(answer), **IMPATIENT)
+    found = read(monkeypatch, FakeClient(answer), failOnDataLoss="false", **IMPATIENT)
     assert found == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_new_leader_that_does_not_know_the_end_yet_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, fail: str
+) -> None:
+    def answer(offset: int, size: int, number: int) -> FetchReply:
+        if offset < 5:
+            return good(batch(0, 4), log_end=5)
+        return good(batch(5, 9)) if number > 20 else good(b"", log_end=5)
+
+    found = read(monkeypatch, FakeClient(answer), failOnDataLoss=fail)
+    assert found == list(range(10))
 
 
 def test_an_offset_beyond_the_log_fails_or_ends_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +276,16 @@ def test_a_tail_that_was_compacted_away_is_an_end(monkeypatch: pytest.MonkeyPatc
         return good(batch(0, 4)) if offset < 5 else good(b"", log_end=10)
 
     assert read(monkeypatch, FakeClient(answer)) == [0, 1, 2, 3, 4]
+
+
+def test_remote_storage_that_is_too_slow_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(offset: int, size: int, number: int) -> FetchReply:
+        return good(b"") if number < 15 else good(batch(0, 9))
+
+    client = FakeClient(answer)
+    client.local_start = 100
+
+    assert read(monkeypatch, client) == list(range(10))
 
 
 def test_a_batch_larger_than_the_fetch_is_asked_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +351,53 @@ def test_a_dead_letter_is_there_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (content["topic"], content["partition"]) == ("t", 0)
     assert (content["firstOffset"], content["lastOffset"]) == (4, 6)
     assert content["batch"]
+
+
+def test_a_damaged_batch_at_the_end_of_the_log_is_one_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def answer(offset: int, size: int, number: int) -> FetchReply:
+        return good((batch(0, 3) if offset < 4 else b"") + damaged(batch(4, 203)), log_end=204)
+
+    for until in (50, 204):
+        client = FakeClient(answer)
+        given = {"onBadRecord": "deadletter", "badRecordPath": str(tmp_path)}
+        assert read(monkeypatch, client, until=until, **given) == [0, 1, 2, 3]
+        assert len(client.asked) < 6
+
+    (letter,) = [path for path in tmp_path.rglob("*.json") if path.is_file()]
+    content = json.loads(letter.read_text())
+    assert (content["firstOffset"], content["lastOffset"]) == (4, 203)
+
+
+def test_behind_a_damaged_batch_enough_is_fetched_to_find_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = damaged(batch(0, 99)) + batch(100, 199)
+
+    def answer(offset: int, size: int, number: int) -> FetchReply:
+        data = log if offset < 100 else batch(100, 199)
+        return good(data[: max(size, len(batch(0, 99)))])
+
+    client = FakeClient(answer)
+    small: dict[str, Any] = {"kafka.max.partition.fetch.bytes": "100"}
+    assert read(monkeypatch, client, until=200, onBadRecord="skip", **small) == [*range(100, 200)]
+    assert len(client.asked) < 8
+
+
+def test_a_batch_whose_length_nobody_can_read_is_set_aside_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old = bytearray(batch(0, 40))
+    old[16] = 1
+
+    def answer(offset: int, size: int, number: int) -> FetchReply:
+        return good((bytes(old) if offset < 41 else b"") + batch(41, 50))
+
+    client = FakeClient(answer)
+    given = {"onBadRecord": "deadletter", "badRecordPath": str(tmp_path)}
+    assert read(monkeypatch, client, until=51, **given) == [*range(41, 51)]
+    assert len([path for path in tmp_path.rglob("*.json") if path.is_file()]) == 1
 
 
 def test_a_batch_nobody_can_read_is_bad_too(monkeypatch: pytest.MonkeyPatch) -> None:
