@@ -25,8 +25,9 @@ def tls_context(settings: ClientSettings) -> ssl.SSLContext | None:
         else:
             context.load_default_certs()
         if settings.ssl_certificate_file:
+            # Without any password, OpenSSL would ask for one on the terminal, and wait.
             context.load_cert_chain(
-                settings.ssl_certificate_file, password=settings.ssl_key_password
+                settings.ssl_certificate_file, password=settings.ssl_key_password or ""
             )
     except (OSError, ssl.SSLError, ValueError) as error:
         raise AuthenticationError(
