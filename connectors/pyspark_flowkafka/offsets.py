@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 LATEST = -1
 EARLIEST = -2
+OFFSET_MAX = (1 << 63) - 1
 EARLIEST_LOCAL = -4
 """What is older is in remote storage, if anywhere."""
 
@@ -73,7 +74,8 @@ def parse_offsets(text: str, *, smallest: int = EARLIEST) -> Offsets:
             topic_partition = TopicPartition(topic, _partition(topic, name))
             if topic_partition in offsets:
                 raise OffsetsJsonError(f"names {topic_partition} twice")
-            if not isinstance(offset, int) or isinstance(offset, bool) or offset < smallest:
+            is_number = isinstance(offset, int) and not isinstance(offset, bool)
+            if not is_number or not smallest <= offset <= OFFSET_MAX:
                 raise OffsetsJsonError(f"has no offset for {topic_partition}, but {offset!r}")
             offsets[topic_partition] = offset
     if not offsets:

@@ -18,6 +18,7 @@ from pyspark_flowkafka.errors import FORMAT
 from pyspark_flowkafka.offsets import (
     EARLIEST,
     LATEST,
+    OFFSET_MAX,
     Offsets,
     OffsetsJsonError,
     TopicPartition,
@@ -228,7 +229,7 @@ def _position(options: Options, end: str) -> Position | None:
     """Read one family of options; a time for all goes before times, these before offsets."""
     name = f"{end}Timestamp"
     if name in options:
-        time_ms = options.integer(name, minimum=0)
+        time_ms = options.integer(name, minimum=0, maximum=OFFSET_MAX)
         return Position(PositionKind.TIMESTAMP, name, timestamp_ms=time_ms or 0)
     name = f"{end}OffsetsByTimestamp"
     if name in options:

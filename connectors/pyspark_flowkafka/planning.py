@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pyspark_flowkafka.offsets import OffsetRange, Offsets, TopicPartition
-
-_OFFSET_MAX = (1 << 63) - 1
+from pyspark_flowkafka.offsets import OFFSET_MAX, OffsetRange, Offsets, TopicPartition
 
 
 def backlog(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> Offsets:
@@ -42,7 +40,7 @@ def rate_limit(
         share = limit * (size / total)
         # A partition with little in it is not starved.
         whole = math.ceil(share) if share < 1 else math.floor(share)
-        reached = min(start[partition] + whole, _OFFSET_MAX)
+        reached = min(start[partition] + whole, OFFSET_MAX)
         limited[partition] = min(latest[partition], reached)
     return limited
 

@@ -236,7 +236,12 @@ def _error(name: str, message: str) -> OptionError:
 
 
 def _servers(name: str, value: str) -> tuple[str, ...]:
-    servers = tuple(server.strip() for server in value.split(",") if server.strip())
+    # Kafka's own clients pass over a protocol in front, as providers' consoles show it.
+    servers = tuple(
+        re.sub(r"^[0-9A-Za-z_]+://", "", server.strip())
+        for server in value.split(",")
+        if server.strip()
+    )
     for server in servers:
         if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5}", server):
             raise _error(name, f"must be a list of host:port, not {server!r}")

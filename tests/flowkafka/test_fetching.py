@@ -32,7 +32,7 @@ QUICK = {
     "fetchOffset.retryIntervalMs": "0",
 }
 # For those that are to give up.
-IMPATIENT = {"kafkaConsumer.pollTimeoutMs": "60"}
+IMPATIENT: dict[str, Any] = {"kafkaConsumer.pollTimeoutMs": "60"}
 
 
 def batch(first: int, last: int) -> bytes:
@@ -361,7 +361,7 @@ def test_a_damaged_batch_at_the_end_of_the_log_is_one_batch(
 
     for until in (50, 204):
         client = FakeClient(answer)
-        given = {"onBadRecord": "deadletter", "badRecordPath": str(tmp_path)}
+        given: dict[str, Any] = {"onBadRecord": "deadletter", "badRecordPath": str(tmp_path)}
         assert read(monkeypatch, client, until=until, **given) == [0, 1, 2, 3]
         assert len(client.asked) < 6
 
@@ -395,7 +395,7 @@ def test_a_batch_whose_length_nobody_can_read_is_set_aside_once(
         return good((bytes(old) if offset < 41 else b"") + batch(41, 50))
 
     client = FakeClient(answer)
-    given = {"onBadRecord": "deadletter", "badRecordPath": str(tmp_path)}
+    given: dict[str, Any] = {"onBadRecord": "deadletter", "badRecordPath": str(tmp_path)}
     assert read(monkeypatch, client, until=51, **given) == [*range(41, 51)]
     assert len([path for path in tmp_path.rglob("*.json") if path.is_file()]) == 1
 

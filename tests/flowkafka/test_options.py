@@ -95,6 +95,12 @@ def test_a_bare_delay_is_in_milliseconds() -> None:
     assert parsed(maxTriggerDelay="2m").max_delay_ms == 120_000
 
 
+def test_a_protocol_in_front_of_a_broker_is_passed_over() -> None:
+    settings = parsed(kafka__bootstrap__servers="SASL_SSL://a.b:9092, c:1").settings
+
+    assert settings.bootstrap_servers == ("a.b:9092", "c:1")
+
+
 def test_a_prefix_for_groups_names_the_client() -> None:
     assert parsed(groupIdPrefix="mine").settings.client_id == "mine"
 
@@ -112,6 +118,8 @@ def test_a_prefix_for_groups_names_the_client() -> None:
         ({"startingOffsets": '{"t": {"0": 5, "00": 6}}'}, "names t-0 twice"),
         ({"startingOffsets": '{"t": [0]}'}, "must be an object of partitions for 't'"),
         ({"startingOffsets": "{}"}, "names no partition"),
+        ({"startingOffsets": f'{{"t": {{"0": {2**63}}}}}'}, "has no offset for t-0, but 9223372"),
+        ({"startingTimestamp": str(2**63)}, "'startingTimestamp' must be 0..9223372036854775807"),
         ({"startingTimestamp": "noon"}, "'startingTimestamp' must be a whole number"),
         ({"startingOffsetsByTimestamp": '{"t": {"0": -1}}'}, "has no offset for t-0, but -1"),
         ({"startingOffsetsByTimestampStrategy": "guess"}, "must be one of error, latest"),
