@@ -232,6 +232,22 @@ def test_a_stream_begins_at_the_end_and_goes_on_after_a_restart(
     assert set(again.values) <= set(texts(5, 11))
 
 
+def test_a_first_batch_at_the_end_is_run_again_after_a_crash(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    topic = kafka.topic()
+    kafka.send(topic, texts(0, 4))
+    Stream(spark, kafka, tmp_path, subscribe=topic).run()
+    # As if the driver had been killed before the batch was finished.
+    for path in (tmp_path / "checkpoint" / "commits").iterdir():
+        path.unlink()
+    kafka.send(topic, texts(5, 9))
+    kafka.grow(topic, 2)
+    again = Stream(spark, kafka, tmp_path, subscribe=topic).run()
+
+    assert again.values == texts(5, 9)
+
+
 def test_new_partitions_are_found_while_running(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from pyspark_flowkafka.client import KafkaClient
 from pyspark_flowkafka.connections import retrying
@@ -44,6 +44,8 @@ class Catalog:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._settings = options.settings
+        self.at_end: set[TopicPartition] = set()
+        """Partitions whose position was the end of their log: asked for again, it is another."""
 
     # Partitions
 
@@ -53,7 +55,9 @@ class Catalog:
         ``must_exist``: a topic that was named and is not there is an error. While a query runs it
         is a topic that was deleted, and what that means is for ``failOnDataLoss`` to say.
         """
-        found = retrying(self._settings, "finding topics", self._found)
+        found = retrying(
+            self._settings, "finding topics", lambda client: self._found(client, must_exist)
+        )
         missing = sorted(name for name, one in found.items() if one.status is Status.UNKNOWN)
         if missing and must_exist:
             raise UnknownTopicError(
@@ -75,29 +79,33 @@ class Catalog:
             raise UnknownTopicError(f"there is no partition {names_of(absent)}")
         return subscription.partitions & all_of_them
 
-    def _found(self, client: KafkaClient) -> dict[str, TopicMetadata]:
+    def _found(self, client: KafkaClient, must_exist: bool) -> dict[str, TopicMetadata]:
         subscription = self._options.subscription
         if subscription.kind is SubscriptionKind.PATTERN:
+            # As in Spark's source, a part of the name is enough.
             pattern = re.compile(subscription.pattern)
             found = {
                 name: one
                 for name, one in client.topics(None).items()
-                if pattern.fullmatch(name) and not one.is_internal
+                if pattern.search(name) and not one.is_internal
             }
         else:
             named = subscription.topics or {one.topic for one in subscription.partitions}
-            found = self._named(client, named)
+            # A running query looks again by itself, and must not wait for a deleted topic for ever.
+            found = self._named(client, named, self._options.retries if must_exist else 1)
         for name, one in found.items():
             _check_topic(name, one)
         return found
 
-    def _named(self, client: KafkaClient, names: Iterable[str]) -> dict[str, TopicMetadata]:
+    def _named(
+        self, client: KafkaClient, names: Iterable[str], attempts: int
+    ) -> dict[str, TopicMetadata]:
         """Ask for topics by name; one that was just created may not be known everywhere yet."""
-        for attempt in range(self._options.retries):
+        for attempt in range(attempts):
             found = client.topics(names)
             if all(one.status is not Status.UNKNOWN for one in found.values()):
                 break
-            if attempt + 1 < self._options.retries:
+            if attempt + 1 < attempts:
                 time.sleep(min(self._options.retry_interval_ms, 1000) / 1000)
         return found
 
@@ -163,6 +171,21 @@ class Catalog:
         """Return the offsets at which a query ends; a time without a match is the end."""
         return self._resolve(position, self.partitions(must_exist=True), NoMatch.LATEST)
 
+    def ends(self, position: Position, partitions: Collection[TopicPartition]) -> Offsets:
+        """Return where a stream ends, which may lie ahead; a time that has to come is left out."""
+        match position.kind:
+            case PositionKind.OFFSETS:
+                marks = {one: mark for one, mark in position.numbers.items() if mark < 0}
+                return {**position.numbers, **self._listed(marks)}
+            case PositionKind.TIMESTAMP:
+                times: Offsets = dict.fromkeys(partitions, position.timestamp_ms)
+            case PositionKind.TIMESTAMPS:
+                named = position.numbers.keys() & partitions
+                times = {one: position.numbers[one] for one in named}
+            case _:
+                return self._resolve(position, frozenset(partitions), NoMatch.LATEST)
+        return {one: offset for one, offset in self._listed(times).items() if offset >= 0}
+
     def restored(self, offsets: Mapping[TopicPartition, int]) -> Offsets:
         """Return offsets of another run as those of this one, with partitions that are new."""
         partitions = self.partitions(must_exist=True)
@@ -176,8 +199,13 @@ class Catalog:
     def begin_of(self, new: Iterable[TopicPartition]) -> Offsets:
         """Return where partitions begin that the query has not seen before."""
         if self._options.new_partitions is NewPartitions.LATEST:
-            return self.latest(new)
+            return self._end_of(new)
         return self.earliest(new)
+
+    def _end_of(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        found = self.latest(partitions)
+        self.at_end |= found.keys()
+        return found
 
     def _resolve(
         self, position: Position, partitions: frozenset[TopicPartition], no_match: NoMatch
@@ -186,21 +214,23 @@ class Catalog:
             case PositionKind.EARLIEST:
                 return self.earliest(partitions)
             case PositionKind.LATEST:
-                return self.latest(partitions)
+                return self._end_of(partitions)
             case PositionKind.OFFSETS:
-                _check_complete(position, partitions)
+                check_complete(position, partitions)
                 return self._specific(position)
             case PositionKind.TIMESTAMP:
                 times = dict.fromkeys(partitions, position.timestamp_ms)
                 return self._by_time(position, times, no_match)
-        _check_complete(position, partitions)
+        check_complete(position, partitions)
         return self._by_time(position, position.numbers, no_match)
 
     def _specific(self, position: Position) -> Offsets:
         """Return offsets, of which some may stand for the earliest and the latest."""
         fixed = {one: offset for one, offset in position.numbers.items() if offset >= 0}
-        marks = {one: offset for one, offset in position.numbers.items() if offset < 0}
-        return {**self._within_log(fixed, position.option), **self._listed(marks)}
+        earliest = [one for one, offset in position.numbers.items() if offset == EARLIEST]
+        latest = [one for one, offset in position.numbers.items() if offset == LATEST]
+        within_log = self._within_log(fixed, position.option)
+        return {**within_log, **self.earliest(earliest), **self._end_of(latest)}
 
     def _by_time(
         self, position: Position, times: Mapping[TopicPartition, int], no_match: NoMatch
@@ -213,7 +243,7 @@ class Catalog:
                 f"that. Set 'startingOffsetsByTimestampStrategy' to 'latest' to begin at the end "
                 f"of such partitions"
             )
-        return {**found, **self.latest(unmatched)}
+        return {**found, **self._end_of(unmatched)}
 
     def _committed(self, partitions: frozenset[TopicPartition]) -> Offsets:
         group = self._settings.group_id or ""
@@ -270,7 +300,8 @@ def _check_topic(name: str, found: TopicMetadata) -> None:
     raise UnknownTopicError(f"topic {name!r} cannot be read: {found.error}")
 
 
-def _check_complete(position: Position, partitions: frozenset[TopicPartition]) -> None:
+def check_complete(position: Position, partitions: Set[TopicPartition]) -> None:
+    """Refuse a position that leaves partitions of the query out, or names others."""
     different = position.numbers.keys() ^ partitions
     if different:
         raise KafkaSourceError(

@@ -86,7 +86,7 @@ def _fits(offsets: Offsets, subscription: Subscription) -> bool:
     topics = {one.topic for one in offsets}
     match subscription.kind:
         case SubscriptionKind.PATTERN:
-            return all(re.fullmatch(subscription.pattern, topic) for topic in topics)
+            return all(re.search(subscription.pattern, topic) for topic in topics)
         case SubscriptionKind.SUBSCRIBE:
             return bool(topics & set(subscription.topics))
     wanted: frozenset[TopicPartition] = subscription.partitions

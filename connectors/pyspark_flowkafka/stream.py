@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_flowkafka.catalog import Catalog
+from pyspark_flowkafka.catalog import Catalog, check_complete
 from pyspark_flowkafka.commits import commit
 from pyspark_flowkafka.offsets import (
     OffsetRange,
@@ -33,7 +33,7 @@ from pyspark_flowkafka.offsets import (
     names_of,
     to_json_value,
 )
-from pyspark_flowkafka.options import NewPartitions, parse
+from pyspark_flowkafka.options import NewPartitions, NoMatch, Position, PositionKind, parse
 from pyspark_flowkafka.planning import backlog, cap, is_delayed, limit_bytes, rate_limit
 from pyspark_flowkafka.source import check_schema, read, tasks
 
@@ -56,6 +56,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Offsets = {}
         self._start: Offsets = {}
         self._ending: Offsets | None = None
+        self._at_end: set[TopicPartition] = set()
+        self._has_offered = False
         self._is_available_now = False
         self._available: Offsets | None = None
         # As in Spark's source, the first batch never waits for more records.
@@ -73,6 +75,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._initial = catalog.restored(stored)
             else:
                 self._initial = catalog.starting(options.starting)
+            self._at_end = catalog.at_end
         return to_json_value(self._initial)
 
     # How far a batch goes
@@ -99,9 +102,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json_value(start)
         self._start = begin
         latest = self._offered(begin)
-        if isinstance(limit, ReadAllAvailable):
-            return to_json_value(latest)
-        return to_json_value(self._limited(begin, latest))
+        if not isinstance(limit, ReadAllAvailable):
+            latest = self._limited(begin, latest)
+        if begin == self._initial and not self._has_offered:
+            # Spark writes down where a batch ends, not where the first one begins. So that batch is
+            # empty where a restart would find another beginning, and its end is the beginning.
+            latest = {
+                one: begin.get(one, offset) if one in self._at_end else offset
+                for one, offset in latest.items()
+            }
+        self._has_offered = True
+        return to_json_value(latest)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         if not self._latest:
@@ -119,12 +130,25 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = self._catalog.latest_after(begin)
         offered = self._latest
         if self._options.ending is not None:
-            if self._ending is None:
-                self._ending = self._catalog.ending(self._options.ending)
-            offered = cap(offered, self._ending, begin)
+            offered = cap(offered, self._ends(self._options.ending, offered), begin)
         if self._is_available_now:
             self._available = offered
         return offered
+
+    def _ends(self, ending: Position, offered: Offsets) -> Offsets:
+        """Return where the query ends; a partition whose time has not come ends where it is."""
+        is_timed = ending.kind in {PositionKind.TIMESTAMP, PositionKind.TIMESTAMPS}
+        if self._ending is None:
+            # A query that goes on may have found partitions that nobody knew when it began.
+            if ending.numbers and self._initial is not None:
+                check_complete(ending, offered.keys())
+            self._ending = self._catalog.ends(ending, offered.keys())
+        elif is_timed:
+            self._ending |= self._catalog.ends(ending, offered.keys() - self._ending.keys())
+        if not is_timed:
+            return self._ending
+        named = offered.keys() & ending.numbers.keys() if ending.numbers else offered.keys()
+        return {**{one: offered[one] for one in named}, **self._ending}
 
     def _limited(self, begin: Offsets, latest: Offsets) -> Offsets:
         options = self._options
@@ -159,6 +183,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = from_json_value(start), from_json_value(end)
+        if begin == self._initial and not self._has_offered:
+            # An earlier run has planned this batch. Where the query began then was the end of the
+            # log, which has moved since; and partitions may have been added.
+            begin = {
+                one: min(offset, until[one]) if self._may_have_moved(one) else offset
+                for one, offset in begin.items()
+                if one in until
+            }
         begin = {**begin, **self._new_partitions(begin, until)}
         gone = begin.keys() - until.keys()
         if gone:
@@ -172,6 +204,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             ranges.append(OffsetRange(one, begin[one], until[one]))
         return tasks(self._options, ranges)
+
+    def _may_have_moved(self, one: TopicPartition) -> bool:
+        """Say whether a query that begins now may begin further on than it did, without a loss."""
+        options = self._options
+        is_timed = options.starting.kind in {PositionKind.TIMESTAMP, PositionKind.TIMESTAMPS}
+        return one in self._at_end or (is_timed and options.no_match is NoMatch.LATEST)
 
     def _new_partitions(
         self, begin: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int]

@@ -12,7 +12,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from pyspark_flowkafka import DefaultSource, sampling, stream
-from pyspark_flowkafka.errors import DataLossError, RestoreSourceError, UnknownTopicError
+from pyspark_flowkafka.errors import (
+    DataLossError,
+    KafkaSourceError,
+    RestoreSourceError,
+    UnknownTopicError,
+)
 from pyspark_flowkafka.offsets import EARLIEST, LATEST, TopicPartition
 from pyspark_flowkafka.replies import RetriableClientError, Status, TopicMetadata
 from pyspark_flowkafka.source import RangePartition, schema_of
@@ -36,8 +41,15 @@ class FakeCluster:
         self.commits: list[dict[TopicPartition, int]] = []
         self.forgotten = 0
         self.failures = 0
+        self.questions = 0
+        self.names = ["t"]
 
     def topics(self, names: Iterable[str] | None) -> dict[str, Any]:
+        self.questions += 1
+        if names is None:
+            return {
+                one: TopicMetadata(Status.OK, one.startswith("__"), {0: 1}) for one in self.names
+            }
         leaders = {one.partition: 1 for one in self.logs}
         status = Status.OK if leaders else Status.UNKNOWN
         return {"t": TopicMetadata(status, False, leaders)}
@@ -167,6 +179,80 @@ def test_nothing_beyond_the_ending_offsets_is_offered(cluster: FakeCluster) -> N
     assert ends.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 60, "1": 50}}
 
 
+def test_an_end_may_lie_ahead_of_the_log(cluster: FakeCluster) -> None:
+    ends = reader(endingoffsets=json.dumps({"t": {"0": 130, "1": 20}}))
+    start = ends.initialOffset()
+
+    assert ends.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 100, "1": 20}}
+    cluster.logs[A] = (0, 200)
+    assert ends.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 130, "1": 20}}
+    # What was read long ago may age out of the log.
+    cluster.logs = {A: (150, 200), B: (60, 70)}
+    again = reader(endingoffsets=json.dumps({"t": {"0": 130, "1": 20}}))
+    end = {"t": {"0": 130, "1": 20}}
+    assert again.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_an_end_names_all_partitions_that_there_are_when_the_query_begins(
+    cluster: FakeCluster,
+) -> None:
+    ends = {"endingoffsets": json.dumps({"t": {"0": 60}})}
+    new = reader(**ends)
+    start = new.initialOffset()
+
+    with pytest.raises(KafkaSourceError, match="must name all partitions"):
+        new.latestOffset(start, ReadAllAvailable())
+    # One that was added since is not begun.
+    assert reader(**ends).latestOffset({"t": {"0": 5}}, ReadAllAvailable()) == {"t": {"0": 60}}
+
+
+def test_a_time_that_has_not_come_is_no_end_yet(cluster: FakeCluster) -> None:
+    ends = reader(endingtimestamp="70")
+    start = {"t": {"0": 0, "1": 0}}
+
+    assert ends.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 70, "1": 50}}
+    cluster.logs[B] = (0, 60)
+    assert ends.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 70, "1": 60}}
+    cluster.logs[B] = (0, 90)
+    assert ends.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 70, "1": 70}}
+    each = reader(endingoffsetsbytimestamp=json.dumps({"t": {"0": 70, "1": 95}}))
+    assert each.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 70, "1": 90}}
+
+
+@pytest.mark.parametrize(
+    ("more", "first"),
+    [
+        ({"startingoffsets": "latest"}, {"0": 100, "1": 50}),
+        ({"startingoffsets": '{"t": {"0": 5, "1": -1}}'}, {"0": 130, "1": 50}),
+        (
+            {"startingtimestamp": "60", "startingoffsetsbytimestampstrategy": "latest"},
+            {"0": 130, "1": 50},
+        ),
+    ],
+    ids=["latest", "offsets", "times"],
+)
+def test_a_first_batch_that_is_planned_again_reads_the_same(
+    cluster: FakeCluster, more: dict[str, str], first: dict[str, int]
+) -> None:
+    before = reader(**more)
+    start = before.initialOffset()
+    cluster.logs = {A: (0, 130), B: (0, 60)}
+    end = before.latestOffset(start, ReadAllAvailable())
+    planned = ranges(before.partitions(start, end))
+    # The driver is killed, and goes on when more was written and a partition was added.
+    cluster.logs = {A: (0, 500), B: (0, 500)}
+    if not more.get("startingoffsets", "").startswith("{"):
+        cluster.logs[TopicPartition("t", 2)] = (0, 7)
+    after = reader(**more)
+    replayed = ranges(after.partitions(after.initialOffset(), end))
+
+    assert end == {"t": first}
+    assert replayed == planned
+    goes_on = {"t": {str(one.partition): end for one, (_, end) in cluster.logs.items()}}
+    assert before.latestOffset(end, ReadAllAvailable()) == goes_on
+    assert after.latestOffset(end, ReadAllAvailable()) == goes_on
+
+
 def test_a_limit_in_bytes_uses_the_measured_size(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +294,25 @@ def test_a_partition_that_is_gone_is_a_loss(cluster: FakeCluster) -> None:
     with pytest.raises(DataLossError, match="t-1 are gone"):
         reader().partitions(start, end)
     assert ranges(reader(failondataloss="false").partitions(start, end)) == [(0, 5, 100)]
+
+
+def test_a_deleted_topic_does_not_slow_the_others_down(cluster: FakeCluster) -> None:
+    cluster.logs.clear()
+    going_on = reader(failondataloss="false")
+
+    assert going_on.latestOffset({}, ReadAllAvailable()) == {}
+    assert cluster.questions == 1
+
+
+def test_a_pattern_may_match_any_part_of_a_name(cluster: FakeCluster) -> None:
+    given = {name: value for name, value in BASE.items() if name != "subscribe"}
+    cluster.names = ["orders", "all-orders-eu", "other", "__orders"]
+    found = {}
+    for pattern in ("orders", "^orders$"):
+        matched = KafkaStreamReader({**given, "subscribepattern": pattern}, schema_of({}))
+        found[pattern] = set(matched._catalog._found(cluster, must_exist=True))  # type: ignore[arg-type]
+
+    assert found == {"orders": {"orders", "all-orders-eu"}, "^orders$": {"orders"}}
 
 
 def test_a_topic_that_was_created_anew_is_a_loss(cluster: FakeCluster) -> None:
