@@ -341,20 +341,25 @@ class KafkaClient:
         try:
             answer = question.channel.answer(question, seconds_max=limit_ms / 1000)
             response = FetchResponse.decode(answer, version=question.version)
-        except (ValueError, struct.error):
+            one = None if response.error_code else response.responses[0].partitions[0]
+        except (ValueError, IndexError, struct.error):
             question.channel.close()
             raise RetriableClientError("an answer that cannot be read") from None
         except OSError as error:
             raise _translated(error, self.settings) from None
         if response.throttle_time_ms:
             question.channel.keep_quiet(response.throttle_time_ms / 1000)
-        if response.error_code:
+        if one is None:
             return FetchReply(Status.RETRY, _error_name(response.error_code))
-        one = response.responses[0].partitions[0]
+        status = status_of(one.error_code)
+        if status is Status.UNKNOWN:
+            # Whether there is such a partition is for the cluster's metadata to say, which is asked
+            # next: a broker that has just started may not know yet what it leads.
+            status = Status.RETRY
         is_committed = self.settings.isolation is Isolation.READ_COMMITTED
         listed = one.aborted_transactions or () if is_committed else ()
         return FetchReply(
-            status=status_of(one.error_code),
+            status=status,
             error=_error_name(one.error_code),
             # Not a copy, unless a version to come hands out a view of the buffer.
             data=bytes(one.records) if one.records is not None else b"",

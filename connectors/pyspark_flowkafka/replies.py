@@ -53,7 +53,11 @@ class FetchReply:
     is_throttled: bool = False
 
 
-_RETRIED = frozenset({2, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 78, 88, 89, 100, 103})
+# Kafka's own consumer tries again after an unknown error of the broker (-1), too: what goes wrong
+# with its disks or its remote storage comes as that.
+_RETRIED = frozenset(
+    {-1, 2, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 78, 88, 89, 100, 103}
+)
 _UNKNOWN = frozenset({3})
 _DENIED = frozenset({29, 30, 31})
 
