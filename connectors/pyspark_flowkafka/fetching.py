@@ -242,7 +242,10 @@ class RangeReader:
         behind = damage.next_offset
         if behind is None:
             self.known_bad, behind = whole, self.offset + 1
-        self.bad(BadBatch(self.offset, behind - 1, damage.reason, whole))
+        # Whichever range meets the batch calls it the same, so that it is set aside once.
+        base = int.from_bytes(whole[:8], "big", signed=True)
+        first = base if 0 <= base <= self.offset else self.offset
+        self.bad(BadBatch(first, behind - 1, damage.reason, whole))
         self._advance(min(behind, self.range.until))
 
 

@@ -359,10 +359,11 @@ def test_a_damaged_batch_at_the_end_of_the_log_is_one_batch(
     def answer(offset: int, size: int, number: int) -> FetchReply:
         return good((batch(0, 3) if offset < 4 else b"") + damaged(batch(4, 203)), log_end=204)
 
-    for until in (50, 204):
+    for start, until in ((0, 50), (50, 204), (0, 204)):
         client = FakeClient(answer)
         given: dict[str, Any] = {"onBadRecord": "deadletter", "badRecordPath": str(tmp_path)}
-        assert read(monkeypatch, client, until=until, **given) == [0, 1, 2, 3]
+        found = read(monkeypatch, client, start=start, until=until, **given)
+        assert found == [*range(start, 4)]
         assert len(client.asked) < 6
 
     (letter,) = [path for path in tmp_path.rglob("*.json") if path.is_file()]
