@@ -58,6 +58,8 @@ class RangeReader:
     bad: BadBatches
     decoder: Decoder
     size: int
+    may_begin_later: bool = False
+    """Records that are gone before the first one was read are no loss."""
     empty_answers: int = 0
     unknown_answers: int = 0
     suspicious: int | None = None
@@ -179,10 +181,12 @@ class RangeReader:
         if low[1] <= self.offset <= high[1]:
             self._failed("the offset is in the log after all")
             return
-        report_loss(
-            f"offset {self.offset} of {where} is not in the log, which has {low[1]} to {high[1]}",
-            fail=self.options.fail_on_data_loss,
-        )
+        if not (self.may_begin_later and self.offset == self.range.start < low[1]):
+            report_loss(
+                f"offset {self.offset} of {where} is not in the log, which has {low[1]} to "
+                f"{high[1]}",
+                fail=self.options.fail_on_data_loss,
+            )
         self.offset = min(low[1], self.range.until) if self.offset < low[1] else self.range.until
 
     def _unknown(self) -> None:
@@ -249,7 +253,9 @@ class RangeReader:
         self._advance(min(behind, self.range.until))
 
 
-def read_range(options: SourceOptions, one: OffsetRange) -> Iterator[pa.RecordBatch]:
+def read_range(
+    options: SourceOptions, one: OffsetRange, *, may_begin_later: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Yield the records of a range as Arrow batches."""
     topic, partition = one.topic_partition
     bad = BadBatches(options, one.topic_partition)
@@ -269,5 +275,6 @@ def read_range(options: SourceOptions, one: OffsetRange) -> Iterator[pa.RecordBa
         bad=bad,
         decoder=decoder,
         size=options.settings.partition_fetch_bytes,
+        may_begin_later=may_begin_later,
     )
     return reader.batches()

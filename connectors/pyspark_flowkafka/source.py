@@ -19,9 +19,9 @@ from pyspark.sql.types import (
 
 from flowspark.errors import OptionError
 from flowspark.options import Options
-from pyspark_flowkafka.errors import FORMAT
-from pyspark_flowkafka.offsets import OffsetRange
-from pyspark_flowkafka.options import SourceOptions, parse
+from pyspark_flowkafka.errors import FORMAT, KafkaSourceError
+from pyspark_flowkafka.offsets import EARLIEST, OffsetRange
+from pyspark_flowkafka.options import PositionKind, SourceOptions, parse
 from pyspark_flowkafka.planning import split
 
 if TYPE_CHECKING:
@@ -83,14 +83,16 @@ def tasks(options: SourceOptions, ranges: Sequence[OffsetRange]) -> list[InputPa
     return [RangePartition(one) for one in parts]
 
 
-def read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read(
+    options: SourceOptions, partition: InputPartition, *, may_begin_later: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Read one task's range."""
     from flowspark.workers import settle
     from pyspark_flowkafka.fetching import read_range
 
     # A batch query without any partition still has one task, with nothing to read.
     if isinstance(partition, RangePartition):
-        yield from read_range(options, partition.range)
+        yield from read_range(options, partition.range, may_begin_later=may_begin_later)
         settle()
 
 
@@ -114,7 +116,18 @@ class KafkaBatchReader(DataSourceReader):
         until = catalog.ending(options.ending)
         # A partition that was created or deleted between the two questions is left out.
         both = sorted(start.keys() & until.keys())
+        if reversed_ := [one for one in both if start[one] > until[one]]:
+            one = reversed_[0]
+            raise KafkaSourceError(
+                f"option {options.starting.option!r} begins {one} at {start[one]}, behind its end "
+                f"{until[one]} in {options.ending.option!r}"
+            )
         return tasks(options, [OffsetRange(one, start[one], until[one]) for one in both])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self._options, partition)
+        # As in Spark's source, the earliest record is the one that is there when a task begins.
+        starting = self._options.starting
+        is_earliest = starting.kind is PositionKind.EARLIEST
+        if isinstance(partition, RangePartition) and starting.kind is PositionKind.OFFSETS:
+            is_earliest = starting.numbers.get(partition.range.topic_partition) == EARLIEST
+        return read(self._options, partition, may_begin_later=is_earliest)

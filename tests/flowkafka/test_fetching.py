@@ -198,6 +198,27 @@ def test_offsets_that_aged_out_fail_or_are_passed(monkeypatch: pytest.MonkeyPatc
     assert read(monkeypatch, client, failOnDataLoss="false") == [5, 6, 7, 8, 9]
 
 
+def test_the_earliest_record_of_a_batch_query_may_have_aged_out_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(offset: int, size: int, number: int) -> FetchReply:
+        gone_before = 5 if number <= 2 else 8
+        if offset < gone_before:
+            return FetchReply(Status.OUT_OF_RANGE)
+        return good(batch(offset, offset))
+
+    client = FakeClient(answer)
+    client.range = (5, 10)
+    monkeypatch.setattr(fetching, "client_for", lambda _: client)
+    found = fetching.read_range(options(), OffsetRange(WHERE, 0, 10), may_begin_later=True)
+
+    assert next(found).column("offset").to_pylist() == [5]
+    client.range = (8, 10)
+    # What ages out while it is read is lost, as ever.
+    with pytest.raises(DataLossError, match="offset 6 of t-0 is not in the log"):
+        next(found)
+
+
 def test_a_log_that_became_shorter_fails_or_ends_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(offset: int, size: int, number: int) -> FetchReply:
         return good(batch(0, 4) if offset < 5 else b"", log_end=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyspark_flowkafka.errors import (
 )
 from pyspark_flowkafka.offsets import EARLIEST, LATEST, TopicPartition
 from pyspark_flowkafka.replies import RetriableClientError, Status, TopicMetadata
-from pyspark_flowkafka.source import RangePartition, schema_of
+from pyspark_flowkafka.source import KafkaBatchReader, RangePartition, schema_of
 from pyspark_flowkafka.stream import KafkaStreamReader
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -264,6 +264,46 @@ def test_a_limit_in_bytes_uses_the_measured_size(
     start = {"t": {"0": 0, "1": 0}}
     assert limited.latestOffset(start, limited.getDefaultReadLimit()) == {"t": {"0": 10, "1": 5}}
     assert sampling.SAMPLE_BYTES == 64 << 10
+
+
+def test_a_batch_query_that_ends_before_it_begins_is_an_error(cluster: FakeCluster) -> None:
+    given = {name: value for name, value in BASE.items() if name != "startingoffsets"}
+    times = {"startingtimestamp": "40", "endingtimestamp": "20"}
+
+    with pytest.raises(KafkaSourceError, match="begins t-0 at 40, behind its end 20"):
+        KafkaBatchReader({**given, **times}, schema_of({})).partitions()
+    times["endingtimestamp"] = "45"
+    parts = KafkaBatchReader({**given, **times}, schema_of({})).partitions()
+    assert ranges(parts) == [(0, 40, 45), (1, 40, 45)]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"startingoffsets": "earliest"}, [True, True]),
+        ({"startingoffsets": '{"t": {"0": -2, "1": 3}}'}, [True, False]),
+        ({"startingoffsets": '{"t": {"0": 1, "1": 3}}'}, [False, False]),
+        ({"startingtimestamp": "3"}, [False, False]),
+    ],
+)
+def test_only_the_earliest_record_of_a_batch_query_may_be_another_one(
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, str],
+    expected: list[bool],
+) -> None:
+    seen: list[bool] = []
+
+    def read_range(options: object, one: object, *, may_begin_later: bool) -> Iterator[Any]:
+        seen.append(may_begin_later)
+        return iter(())
+
+    monkeypatch.setattr("pyspark_flowkafka.fetching.read_range", read_range)
+    batch = KafkaBatchReader({**BASE, **more}, schema_of({}))
+    for part in batch.partitions():
+        assert list(batch.read(part)) == []
+
+    assert seen == expected
 
 
 def test_ranges_are_those_of_the_offsets(cluster: FakeCluster) -> None:
