@@ -348,7 +348,8 @@ class KafkaClient:
         except OSError as error:
             raise _translated(error, self.settings) from None
         if response.throttle_time_ms:
-            question.channel.keep_quiet(response.throttle_time_ms / 1000)
+            pause_ms = min(response.throttle_time_ms, self.settings.request_timeout_ms)
+            question.channel.keep_quiet(pause_ms / 1000)
         if one is None:
             return FetchReply(Status.RETRY, _error_name(response.error_code))
         status = status_of(one.error_code)

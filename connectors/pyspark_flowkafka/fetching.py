@@ -142,6 +142,8 @@ class RangeReader:
         """Handle an answer without records: too early, too fast, or nothing left."""
         if reply.is_throttled:
             # Brokers answer at once and want to be left alone for a while; the client waits.
+            if self.retries.is_over:
+                self._failed("the broker throttles this client")
             return False
         self.empty_answers += 1
         if reply.log_end >= self.range.until:
@@ -165,7 +167,8 @@ class RangeReader:
         """
         where = self.range.topic_partition
         status, local_start = client.list_offsets({where: EARLIEST_LOCAL})[where]
-        if status is Status.RETRY or (status is Status.OK and self.offset < local_start):
+        is_unknown = status in {Status.RETRY, Status.UNKNOWN}
+        if is_unknown or (status is Status.OK and self.offset < local_start):
             self._failed("the broker's remote storage does not answer in time")
         else:
             self.offset = self.range.until

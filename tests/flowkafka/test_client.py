@@ -21,6 +21,7 @@ class Answered:
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
         self.is_closed = False
+        self.quiet_seconds = 0.0
 
     def answer(self, question: object, *, seconds_max: float) -> bytes:
         return self._answer
@@ -28,8 +29,11 @@ class Answered:
     def close(self) -> None:
         self.is_closed = True
 
+    def keep_quiet(self, seconds: float) -> None:
+        self.quiet_seconds = seconds
 
-def encoded(error_code: int = 0, *, is_empty: bool = False) -> bytes:
+
+def encoded(error_code: int = 0, *, is_empty: bool = False, throttle_ms: int = 0) -> bytes:
     topic = FetchResponse.FetchableTopicResponse
     partition = topic.PartitionData(
         partition_index=0,
@@ -42,7 +46,7 @@ def encoded(error_code: int = 0, *, is_empty: bool = False) -> bytes:
         records=b"records",
     )
     response = FetchResponse(
-        throttle_time_ms=0,
+        throttle_time_ms=throttle_ms,
         error_code=0,
         session_id=0,
         responses=[] if is_empty else [topic(topic="t", partitions=[partition])],
@@ -78,6 +82,16 @@ def test_records_and_the_end_of_the_log_are_found() -> None:
 )
 def test_an_error_of_the_broker_is_what_to_do_about_it(code: int, status: Status) -> None:
     assert fetched(encoded(code))[0].status is status
+
+
+@pytest.mark.parametrize(("throttle_ms", "seconds"), [(0, 0), (700, 0.7), (2**31 - 1, 30)])
+def test_a_broker_that_throttles_is_left_alone_but_not_for_ever(
+    throttle_ms: int, seconds: float
+) -> None:
+    reply, channel = fetched(encoded(throttle_ms=throttle_ms))
+
+    assert channel.quiet_seconds == seconds
+    assert reply.is_throttled == (throttle_ms > 0)
 
 
 @pytest.mark.parametrize("answer", [b"", encoded()[:-20], encoded(is_empty=True)])

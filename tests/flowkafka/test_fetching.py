@@ -292,6 +292,13 @@ def test_a_throttled_answer_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, FakeClient(answer)) == list(range(10))
 
 
+def test_a_broker_that_throttles_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    throttled = FetchReply(Status.OK, log_start=0, log_end=99, is_throttled=True)
+
+    with pytest.raises(UnavailableError, match="throttles"):
+        read(monkeypatch, FakeClient(lambda *_: throttled), **IMPATIENT)
+
+
 def test_a_tail_that_was_compacted_away_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(offset: int, size: int, number: int) -> FetchReply:
         return good(batch(0, 4)) if offset < 5 else good(b"", log_end=10)
