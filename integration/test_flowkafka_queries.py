@@ -401,6 +401,25 @@ def test_a_new_query_goes_on_from_another_ones_checkpoint_or_a_file(
     assert "[FLOWKAFKA_RESTORE]" in nowhere
 
 
+def test_a_query_goes_on_where_sparks_own_source_has_left_off(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    topic = kafka.topic()
+    kafka.send(topic, texts(0, 9))
+    more = {"subscribe": topic, "startingOffsets": "earliest"}
+    Stream(spark, kafka, tmp_path, **more, maxOffsetsPerTrigger="4").run()
+    *head, last = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))
+    version, conf, ours = last.read_text().splitlines()
+    # As the JVM writes them.
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    last.write_text("\n".join([version, conf, f'{{"{topic}":{{"0":6}}}}']))
+    again = Stream(spark, kafka, tmp_path, **more).run()
+
+    assert head
+    assert ours == json.dumps({topic: {"0": 10}})
+    assert again.values == texts(6, 9)
+
+
 # Data that is lost
 
 

@@ -175,8 +175,9 @@ class Catalog:
         """Return where a stream ends, which may lie ahead; a time that has to come is left out."""
         match position.kind:
             case PositionKind.OFFSETS:
+                fixed = {one: offset for one, offset in position.numbers.items() if offset >= 0}
                 marks = {one: mark for one, mark in position.numbers.items() if mark < 0}
-                return {**position.numbers, **self._listed(marks)}
+                return {**fixed, **self._listed(marks)}
             case PositionKind.TIMESTAMP:
                 times: Offsets = dict.fromkeys(partitions, position.timestamp_ms)
             case PositionKind.TIMESTAMPS:

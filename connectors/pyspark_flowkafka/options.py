@@ -165,7 +165,7 @@ def parse(given: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
         ending=_position(options, "ending"),
         no_match=options.choice("startingOffsetsByTimestampStrategy", NoMatch.ERROR),
         max_offsets=options.integer("maxOffsetsPerTrigger", minimum=1),
-        min_offsets=options.integer("minOffsetsPerTrigger", minimum=1),
+        min_offsets=options.integer("minOffsetsPerTrigger", minimum=0),
         max_delay_ms=_delay_ms(options),
         max_bytes=options.size_bytes("maxBytesPerTrigger", minimum=1),
         min_partitions=options.integer("minPartitions", minimum=1),

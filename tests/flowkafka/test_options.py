@@ -90,6 +90,10 @@ def test_offsets_may_stand_for_the_earliest_and_the_latest() -> None:
     assert parsed(startingOffsets=" LATEST ").starting.kind is PositionKind.LATEST
 
 
+def test_a_least_number_of_records_may_be_none() -> None:
+    assert parsed(minOffsetsPerTrigger="0").min_offsets == 0
+
+
 def test_a_bare_delay_is_in_milliseconds() -> None:
     assert parsed(maxTriggerDelay="1500").max_delay_ms == 1500
     assert parsed(maxTriggerDelay="2m").max_delay_ms == 120_000
