@@ -65,8 +65,10 @@ _LOGIN_ATTEMPTS = 3
 _CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
 _CONNECTION_CLOSED = "socket disconnected"
 
-# A PLAIN password is in the bytes of a request, which kafka-python writes out at this level.
-logging.getLogger("kafka").setLevel(max(logging.getLogger("kafka").level, logging.INFO))
+# A PLAIN password is in the bytes of a request, and these write requests out when somebody sets
+# their level to DEBUG, whenever that is.
+for _name in ("kafka.net.connection", "kafka.protocol.parser"):
+    logging.getLogger(_name).addFilter(lambda record: record.levelno > logging.DEBUG)
 
 
 class KafkaClient:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.protocol.consumer import FetchResponse
+from kafka.protocol.parser import KafkaProtocol
+from kafka.protocol.sasl import SaslAuthenticateRequest
 
 from pyspark_flowkafka.client import KafkaClient
 from pyspark_flowkafka.properties import ClientSettings
@@ -98,3 +101,15 @@ def test_a_broker_that_throttles_is_left_alone_but_not_for_ever(
 def test_an_answer_that_cannot_be_read_is_asked_for_again(answer: bytes) -> None:
     with pytest.raises(RetriableClientError):
         fetched(answer)
+
+
+def test_a_password_is_not_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for name in ("kafka", "kafka.net.connection", "kafka.protocol.parser"):
+        caplog.set_level(logging.DEBUG, logger=name)
+    protocol = KafkaProtocol()
+
+    protocol.send_request(SaslAuthenticateRequest(b"\0alice\0s3cret", version=1))
+
+    assert b"s3cret" in protocol.send_bytes()
+    assert "s3cret" not in caplog.text
