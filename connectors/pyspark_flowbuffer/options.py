@@ -12,6 +12,7 @@ from typing import Any
 from flowspark.options import Options
 from flowstate.key_groups import MAX_PARALLELISM_LIMIT
 from flowstate.redistribution import Redistribution
+from flowstate.storage.filesystems import STORES
 
 __all__ = [
     "FORMAT",
@@ -141,7 +142,9 @@ class FileOutput:
         if "header" in options and file_format is not FileFormat.CSV:
             raise options.error("option 'header' is for csv files only: leave it out")
         return cls(
-            path=absolute_location(options.required("path", "it is where the files go")),
+            path=_shared_location(
+                options, "path", options.required("path", "it is where the files go")
+            ),
             file_format=file_format,
             compression=compression,
             header=options.boolean("header", False),
@@ -202,7 +205,7 @@ class BufferOptions:
         options = Options(FORMAT, given, known=OPTION_NAMES, prefixes=("storage.", SINK_PREFIX))
         parallelism = options.integer("parallelism", minimum=1, maximum=MAX_PARALLELISM_LIMIT)
         redistribution, buffer_key = _parse_redistribution(options, parallelism)
-        restore_from = options.text("restoreFrom") or None
+        restore_from = (options.text("restoreFrom") or "").strip() or None
         start_empty = options.boolean("startEmpty", False)
         if restore_from is not None and start_empty:
             raise options.error("options 'restoreFrom' and 'startEmpty' contradict: give one")
@@ -214,7 +217,7 @@ class BufferOptions:
             parallelism=parallelism,
             state_location=_parse_state_location(options),
             uid=options.text("uid") or DEFAULT_UID,
-            restore_from=None if restore_from is None else absolute_location(restore_from),
+            restore_from=restore_from and _shared_location(options, "restoreFrom", restore_from),
             start_empty=start_empty,
             checkpoints_retained=options.integer("checkpointsRetained", minimum=1) or 2,
             storage_options=options.storage_options(),
@@ -223,7 +226,21 @@ class BufferOptions:
 
 def absolute_location(location: str) -> str:
     """Return a location that means the same in every process: a local path made absolute."""
-    return location if _URL.match(location) else os.path.abspath(location)
+    begin, colon, _ = location.partition(":")
+    # s3:bucket is no path, but a mistake that is named where the store is opened.
+    is_url = _URL.match(location) or (colon and begin.lower() in STORES)
+    return location if is_url else os.path.abspath(location)
+
+
+def _shared_location(options: Options, name: str, location: str) -> str:
+    """Return a location that all processes see, absolute."""
+    if location.strip().lower().startswith("memory:"):
+        raise options.error(
+            f"option {name!r} must be seen by the driver and the executors, which are other "
+            f"processes, and {location!r} is gone with the process that wrote it. Give a folder or "
+            f"the URL of an object store"
+        )
+    return absolute_location(location)
 
 
 def _parse_output(options: Options) -> FileOutput | FunctionOutput:
@@ -270,7 +287,7 @@ def _parse_redistribution(
 def _parse_state_location(options: Options) -> str:
     location = options.text("stateLocation")
     if location is not None and location.strip():
-        return absolute_location(location)
+        return _shared_location(options, "stateLocation", location)
     checkpoint = options.text("checkpointLocation")
     if checkpoint is None or not checkpoint.strip():
         raise options.error(
@@ -278,4 +295,5 @@ def _parse_state_location(options: Options) -> str:
             "state is kept otherwise. A checkpoint location set for the whole session is not "
             "handed to a sink: give one of them with .option(...)"
         )
-    return f"{absolute_location(checkpoint).rstrip('/')}/{STATE_FOLDER}"
+    location = _shared_location(options, "checkpointLocation", checkpoint)
+    return f"{location.rstrip('/')}/{STATE_FOLDER}"
