@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
+from flowspark.errors import OutputError
 from flowstate.checkpoint import (
     CheckpointRecord,
     CheckpointStorage,
@@ -28,7 +29,7 @@ from flowstate.operators import commit_checkpoint
 from flowstate.redistribution import Redistribution
 from flowstate.subtask import INLINE_BYTES_MAX, OperatorDescription
 from pyspark_flowbuffer.lineage import Parent, find_parent
-from pyspark_flowbuffer.options import BufferOptions
+from pyspark_flowbuffer.options import FORMAT, BufferOptions
 from pyspark_flowbuffer.publishing import SETTINGS, Publisher
 from pyspark_flowbuffer.state import (
     STATE_NAME,
@@ -127,17 +128,23 @@ class Committer:
     ) -> Committed | None:
         self._check(results, parent, batch_id)
         run = results[0].task.run
-        if parent.record is not None and parent.record.run != run:
+        is_first = parent.record is None or parent.record.run != run
+        if is_first:
             self._begin_run(parent)
         subtasks = self._subtasks(parent, results, snapshots)
         if subtasks is None:
             return None
+        if is_first:
+            self._check_state(subtasks)
+        self.publisher.check_staged(subtasks)
         previous = None if parent.is_foreign else parent.record
         return self.create_record(previous, subtasks, run=run, batch_id=batch_id)
 
     def _begin_run(self, parent: Parent) -> None:
-        """Finish what the run before, a flush or the query that is restored may have left."""
-        assert parent.record is not None
+        """Try the path; finish what the run before, a flush or a restored query may have left."""
+        self.publisher.prove()
+        if parent.record is None:
+            return
         if not parent.is_foreign or is_of_files(parent.record):
             self.publisher.publish(parent.record)
         ignored = {"restoreFrom": self.options.restore_from, "startEmpty": self.options.start_empty}
@@ -149,6 +156,20 @@ class Committer:
                     parent.record.checkpoint_id,
                     option,
                 )
+
+    def _check_state(self, subtasks: Sequence[SubtaskSnapshot]) -> None:
+        """Refuse state that only the tasks' hosts can see; other runs' tasks would not find it."""
+        needed = {file.path for subtask in subtasks for file in subtask.files if file.path}
+        if not needed:
+            return
+        missing = needed - {entry.path for entry in self.storage.file_system.list("")}
+        if missing:
+            raise OutputError(
+                FORMAT,
+                f"{len(missing)} of {len(needed)} files of the buffers are not there for the "
+                f"driver: {self.storage.url}/{min(missing)}. The state location must be one place "
+                f"for the driver and all executors. Nothing of the batch was kept",
+            )
 
     def _subtasks(
         self,

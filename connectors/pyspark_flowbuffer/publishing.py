@@ -39,6 +39,27 @@ class Publisher:
         kind = output.to_json() if isinstance(output, FileOutput) else {_FUNCTION: output.function}
         return {_QUERY: self.query_id, _UID: self.uid, **kind}
 
+    def prove(self) -> None:
+        """Refuse a path that cannot be written to, before rows wait that have to go there."""
+        if isinstance(self.output, FileOutput):
+            self._area(self.settings()).prove()
+
+    def check_staged(self, snapshots: Sequence[SubtaskSnapshot]) -> None:
+        """Refuse output that the driver cannot show, before a record says that it counts.
+
+        Afterwards a staged file that is absent would be taken for one that was published.
+        """
+        files = staged_files(snapshots)
+        if not files or not isinstance(self.output, FileOutput):
+            return
+        if missing := self._area(self.settings()).missing(files):
+            raise OutputError(
+                FORMAT,
+                f"{len(missing)} of {len(files)} files that tasks have staged are not there for "
+                f"the driver: {self.output.path}/{missing[0]}. The 'path' must be one place for "
+                f"the driver and all executors. Nothing of the batch was kept",
+            )
+
     def publish(self, record: CheckpointRecord) -> None:
         """Show what a record names, where the run that wrote it wanted it."""
         settings = record.attributes[SETTINGS]

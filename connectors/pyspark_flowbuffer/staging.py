@@ -75,6 +75,18 @@ class StagingArea:
             bytes=size,
         )
 
+    def prove(self) -> None:
+        """Write a file and remove it, as readers do not see; raises if that is not possible."""
+        # Named as of the first batch, so that a sweep removes it should a crash come in between.
+        probe = f"{self._folder}/0-probe-{uuid.uuid4().hex}"
+        self.file_system.write(probe, b"")
+        self.file_system.delete([probe])
+
+    def missing(self, files: Iterable[StagedFile]) -> list[str]:
+        """Return which of the files, as tasks have staged them, are not there for this process."""
+        there = {entry.path for entry in self.file_system.list(self._folder)}
+        return [file.staged for file in files if file.staged not in there]
+
     def publish(self, files: Iterable[StagedFile]) -> None:
         """Let readers see the files. What was published before stays as it is."""
         self.file_system.move({file.staged: file.published for file in files})

@@ -18,6 +18,8 @@ from flowstate.errors import (
     CheckpointSupersededError,
     SnapshotCorruptError,
     StateMigrationError,
+    StoreUnavailableError,
+    StoreUnsupportedError,
 )
 from pyspark_flowbuffer.publishing import Publisher
 from pyspark_flowbuffer.state import HANDLES_MAX
@@ -294,7 +296,45 @@ def test_an_older_record_that_is_damaged_does_not_stop_the_query(
     assert "stay for now" in caplog.text
 
 
-# Where the state must be.
+# Where the state and the output must be.
+
+
+def test_output_that_the_driver_does_not_find_does_not_count(tmp_path: Path) -> None:
+    """As where the path is a folder of each machine and not one for all of them."""
+    query = Query(tmp_path, threshold=2)
+    results = query.tasks(0, [numbers(0, 5)])
+    (elsewhere, _) = (tmp_path / "out").rglob("*.parquet")
+    elsewhere.unlink()
+
+    with pytest.raises(OutputError, match=r"1 of 2 files that tasks have staged are not there"):
+        query.committer.commit(results, 0)
+    assert query.storage.latest() is None
+    query.batch(0, numbers(0, 5))
+    assert query.everything() == numbers(0, 5)
+
+
+def test_buffers_that_the_driver_does_not_find_do_not_count(tmp_path: Path) -> None:
+    query = Query(tmp_path, threshold=100_000)
+    results = query.tasks(0, [[f"{number * 7919:040x}" for number in range(5000)]])
+    (elsewhere,) = Path(query.storage.url).rglob("*.arrow")
+    elsewhere.unlink()
+
+    with pytest.raises(OutputError, match="1 of 1 files of the buffers are not there"):
+        query.committer.commit(results, 0)
+    assert query.storage.latest() is None
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_rows_wait_for_it(tmp_path: Path) -> None:
+    query = Query(tmp_path, threshold=100, path="/proc/nowhere")
+
+    with pytest.raises(StoreUnavailableError, match="cannot write /proc/nowhere"):
+        query.batch(0, ["a"])
+    assert query.storage.latest() is None
+
+
+def test_a_location_without_its_slashes_is_refused_in_the_first_batch(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnsupportedError, match="s3: but no slash behind it"):
+        Query(tmp_path, threshold=100, path="s3:bucket/out").batch(0, ["a"])
 
 
 def test_a_later_batch_without_state_is_an_error(tmp_path: Path) -> None:
