@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from flowspark.errors import OutputError
@@ -31,6 +32,7 @@ from flowstate.redistribution import Redistribution
 from flowstate.storage.filesystems import open_file_system
 from flowstate.types import type_from_text
 from pyspark_flowbuffer.committing import Committer
+from pyspark_flowbuffer.emitting import committables
 from pyspark_flowbuffer.options import (
     FORMAT,
     BufferOptions,
@@ -84,7 +86,7 @@ def flush(
     # A crash may have come between the last record and the end of its publication.
     committer.publisher.publish(head)
     if not rows:
-        return Flushed(storage.url, 0, (), head.checkpoint_id)
+        return Flushed(storage.url, 0, (), _settle(committer, head).checkpoint_id)
     run = f"flush-{uuid.uuid4().hex}"
     snapshots = [_emit_list(committer, head, index, run) for index in range(head.parallelism)]
     try:
@@ -97,7 +99,23 @@ def flush(
         raise _came_second(storage)
     committer.publisher.publish(committed.record)
     files = tuple(file.published for file in staged_files(snapshots))
-    return Flushed(storage.url, rows, files, committed.record.checkpoint_id)
+    return Flushed(storage.url, rows, files, _settle(committer, committed.record).checkpoint_id)
+
+
+def _settle(committer: Committer, record: CheckpointRecord) -> CheckpointRecord:
+    """Follow a record by one without its committables, now that these are committed.
+
+    Otherwise the query could never have another sink: only this one could commit them again.
+    """
+    if not committables(record.subtasks):
+        return record
+    subtasks = [msgspec.structs.replace(subtask, attributes={}) for subtask in record.subtasks]
+    run = f"flush-{uuid.uuid4().hex}"
+    try:
+        return committer.create_record(record, subtasks, run=run, batch_id=record.batch_id).record
+    except CheckpointSupersededError:
+        # The query has gone on, with its sink.
+        return record
 
 
 def _find_root(url: str, storage_options: Mapping[str, Any] | None) -> str:

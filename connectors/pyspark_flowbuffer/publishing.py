@@ -74,8 +74,8 @@ class Publisher:
             raise OutputError(
                 FORMAT,
                 f"checkpoint {record.checkpoint_id} has output of {settings[_FUNCTION]!r} that may "
-                f"not be committed yet. Start the query with that 'sinkFunction' once more, or "
-                f"flush it, before you change the sink",
+                f"not be committed yet. Flush the query, with the options of that sink, before you "
+                f"change it",
             )
 
     def drop(self, snapshots: Sequence[SubtaskSnapshot], winner: CheckpointRecord | None) -> None:

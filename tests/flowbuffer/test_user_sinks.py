@@ -217,6 +217,22 @@ def test_another_sink_is_refused_while_output_may_be_uncommitted(tmp_path: Path)
     assert len(Log.of("commit")) == 1
 
 
+@pytest.mark.parametrize("rows", ["abc", "ab"], ids=["rows wait", "nothing waits"])
+def test_a_flush_is_the_way_to_another_sink(tmp_path: Path, rows: str) -> None:
+    before = query(tmp_path, Preparing)
+    before.batch(0, list(rows))
+    flush(before.storage.url)
+    commits = len(Log.of("commit"))
+
+    after = Query(tmp_path, threshold=2)
+    # Spark did not learn of the end of batch 0, and runs it again.
+    after.batch(0, list(rows))
+    after.batch(1, ["d", "e"])
+
+    assert after.published() == ["d", "e"]
+    assert len(Log.of("commit")) == commits
+
+
 def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="must return something of JSON"):
         query(tmp_path, NotJson).batch(0, ["a", "b"])
