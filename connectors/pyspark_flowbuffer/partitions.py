@@ -12,10 +12,14 @@ import pyarrow.types as pat
 from flowspark.errors import OptionError, OutputError
 from pyspark_flowbuffer.options import FORMAT
 
-__all__ = ["check_partition_columns", "file_schema", "split_by_folder"]
+__all__ = ["check_folder", "check_partition_columns", "file_schema", "split_by_folder"]
 
 _CODES_MAX = 1 << 62
 _NAME_BYTES_MAX = 255
+# Of a path on Linux, and of a key in S3 and Google Cloud Storage, without the name of the file.
+_FILE_NAME_BYTES = 96
+_PATH_BYTES_MAX, _KEY_BYTES_MAX = 4095 - _FILE_NAME_BYTES, 1024 - _FILE_NAME_BYTES
+_LOCAL_URL = ("file:", "local:")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # As Hive and Spark escape them, and what this library's own stores refuse in a name.
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^") | {chr(code) for code in range(32)}
@@ -49,6 +53,20 @@ _FOLDER_TYPES = (pat.is_string, pat.is_integer, pat.is_boolean, pat.is_date, pat
 def file_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Return the columns that are in the files: those that are not in the folders' names."""
     return pa.schema([field for field in schema if field.name not in columns])
+
+
+def check_folder(folder: str, path: str) -> None:
+    """Refuse a folder in which no file can be; found out when one is published, it is too late."""
+    _, is_url, place = path.partition("://")
+    full, limit = f"{path}/{folder}", _PATH_BYTES_MAX
+    if is_url and not path.lower().startswith(_LOCAL_URL):
+        full, limit = f"{place.partition('/')[2]}/{folder}", _KEY_BYTES_MAX
+    if len(full.encode()) > limit:
+        raise OutputError(
+            FORMAT,
+            f"values of the 'partitionBy' columns make a folder of {len(full.encode())} bytes, "
+            f"{limit} are possible: {folder[:80]!r}... Partition by fewer or shorter columns",
+        )
 
 
 def split_by_folder(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:

@@ -27,7 +27,7 @@ from pyspark_flowbuffer.buffer import RowBuffer, Stretch
 from pyspark_flowbuffer.emitting import Emitter, FileEmitter, FunctionEmitter, TwoPhaseEmitter
 from pyspark_flowbuffer.lineage import Parent, find_parent, open_storage
 from pyspark_flowbuffer.options import FORMAT, BufferOptions, FileOutput
-from pyspark_flowbuffer.partitions import split_by_folder
+from pyspark_flowbuffer.partitions import check_folder, split_by_folder
 from pyspark_flowbuffer.staging import StagingArea
 from pyspark_flowbuffer.state import ListWriter, check_restored, restored_ranges, stretch_of
 from pyspark_flowbuffer.user_sinks import open_sink
@@ -216,8 +216,14 @@ class _Subtask:
 
     def _put(self, stretch: Stretch) -> None:
         for folder, part in self._by_folder(stretch):
-            buffer = self._buffers.setdefault(folder, RowBuffer(self._options.triggers))
-            buffer.add(part)
+            if folder not in self._buffers:
+                self._buffers[folder] = self._new_buffer(folder)
+            self._buffers[folder].add(part)
+
+    def _new_buffer(self, folder: str) -> RowBuffer:
+        if isinstance(self._options.output, FileOutput):
+            check_folder(folder, self._options.output.path)
+        return RowBuffer(self._options.triggers)
 
     def _by_folder(self, stretch: Stretch) -> Iterator[tuple[str, Stretch]]:
         if not self._columns:

@@ -163,6 +163,17 @@ def test_a_value_too_long_for_a_folder_is_refused_before_it_counts(tmp_path: Pat
     assert query.published() == [2]
 
 
+def test_values_too_long_for_a_path_are_refused_before_they_count(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(20)]
+    schema = pa.schema([*((name, pa.string()) for name in names), ("n", pa.int64())])
+    query = Query(tmp_path, threshold=2, schema=schema, partitionBy=",".join(names))
+
+    with pytest.raises(OutputError, match="'partitionBy' columns make a folder of"):
+        query.batch(0, [(*["x" * 240] * 20, 1)])
+    query.batch(0, [(*["x" * 150] * 20, 1), (*["x" * 150] * 20, 2)])
+    assert query.published() == [1, 2]
+
+
 def test_partitioned_rows_that_only_wait_are_not_written_again(tmp_path: Path) -> None:
     query = Query(tmp_path, threshold=1000, schema=PAIRS, partitionBy="k")
     big = [(f"{number:030d}", number) for number in range(900)]

@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from flowspark.errors import OutputError
 from flowstate.storage.filesystems import open_file_system
 from pyspark_flowbuffer.flush import flush
+from pyspark_flowbuffer.partitions import check_folder
 from pyspark_flowbuffer.publishing import Publisher
 
 from ..storage.conftest import S3Location, s3_location, s3_options
@@ -57,6 +59,12 @@ def test_batches_and_a_flush_are_exactly_once_in_s3(
     assert flush(url, storage_options=s3_location.options).rows == 1
     assert flush(url, storage_options=s3_location.options).rows == 0
     assert sorted(published(s3_location)) == ["a", "b", "c", "d", "e", "f", "g"]
+
+
+def test_a_key_too_long_for_the_store_is_refused_before_it_counts() -> None:
+    with pytest.raises(OutputError, match="a folder of 1216 bytes, 928 are possible"):
+        check_folder("/".join(f"c={'x' * 240}" for _ in range(5)), "s3://bucket/a")
+    check_folder("c=" + "x" * 240, "s3://bucket/a")
 
 
 def test_secrets_are_in_no_record(tmp_path: Path, s3_location: S3Location) -> None:
