@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 
 from flowspark.errors import OutputError
 from flowstate.checkpoint import CheckpointRecord, CheckpointStorage, encode_name
-from flowstate.errors import CheckpointNotFoundError
-from pyspark_flowbuffer.options import FORMAT, BufferOptions
+from flowstate.errors import CheckpointNotFoundError, FlowError
+from flowstate.storage.filesystems import open_file_system
+from pyspark_flowbuffer.options import FORMAT, BufferOptions, absolute_location
 
-__all__ = ["Parent", "find_parent", "open_storage"]
+__all__ = ["Parent", "find_parent", "find_query_id", "open_storage"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,6 +39,18 @@ def open_storage(options: BufferOptions, query_id: str) -> CheckpointStorage:
     """Open the root of this sink in this query."""
     root = f"{options.state_location}/{encode_name(query_id)}/{encode_name(options.uid)}"
     return CheckpointStorage(root, options.storage_options)
+
+
+def find_query_id(options: BufferOptions) -> str | None:
+    """Return the query's id as Spark keeps it, or None if that is not to be found."""
+    if options.checkpoint_location is None:
+        return None
+    location = absolute_location(options.checkpoint_location)
+    try:
+        metadata = open_file_system(location, options.storage_options).read("metadata")
+        return str(json.loads(metadata)["id"])
+    except (FlowError, ValueError, LookupError, TypeError):
+        return None
 
 
 def find_parent(options: BufferOptions, storage: CheckpointStorage, batch_id: int) -> Parent:

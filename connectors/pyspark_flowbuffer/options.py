@@ -198,6 +198,8 @@ class BufferOptions:
     start_empty: bool
     checkpoints_retained: int
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    checkpoint_location: str | None = None
+    """Spark's own, if it was given."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> BufferOptions:
@@ -221,6 +223,7 @@ class BufferOptions:
             start_empty=start_empty,
             checkpoints_retained=options.integer("checkpointsRetained", minimum=1) or 2,
             storage_options=options.storage_options(),
+            checkpoint_location=options.text("checkpointLocation"),
         )
 
 

@@ -16,14 +16,17 @@ from flowspark.errors import OptionError, OutputError
 from flowspark.workers import settle
 from pyspark_flowbuffer.committing import Committer
 from pyspark_flowbuffer.files import check_columns
-from pyspark_flowbuffer.lineage import open_storage
-from pyspark_flowbuffer.options import FORMAT, BufferOptions, FileOutput
+from pyspark_flowbuffer.lineage import find_query_id, open_storage
+from pyspark_flowbuffer.options import FORMAT, BufferOptions, FileFormat, FileOutput
 from pyspark_flowbuffer.partitions import check_partition_columns, file_schema
 from pyspark_flowbuffer.state import describe
 from pyspark_flowbuffer.subtask import SubtaskResult, TaskIdentity, owners_of, run_subtask
 from pyspark_flowbuffer.user_sinks import load_sink
 
 __all__ = ["BufferWriter", "arrow_schema"]
+
+# What pyspark marks the fields of such a value with.
+_ENCODED = frozenset({b"variant", b"geometry", b"geography"})
 
 
 @dataclass
@@ -47,6 +50,7 @@ class BufferWriter(DataSourceStreamArrowWriter):
                 "add up: use outputMode 'append'",
             )
         columns = arrow_schema(schema)
+        check_encoded(options, schema)
         check_query(options, columns)
         return cls(options, columns)
 
@@ -63,15 +67,16 @@ class BufferWriter(DataSourceStreamArrowWriter):
                 f"{len(messages) - len(results)} of {len(messages)} partitions of batch {batchId} "
                 f"sent no result. Nothing of the batch was kept: restart the query",
             )
-        self._committer(results[0]).commit(results, batchId)
+        self._committer(results[0].task.query_id).commit(results, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         results = [message.result for message in messages if isinstance(message, _Message)]
-        if results:
-            self._committer(results[0]).abort(batchId)
+        # Where no task has come to its end, none says which query it is.
+        query_id = results[0].task.query_id if results else find_query_id(self._options)
+        if query_id is not None:
+            self._committer(query_id).abort(batchId)
 
-    def _committer(self, result: SubtaskResult) -> Committer:
-        query_id = result.task.query_id
+    def _committer(self, query_id: str) -> Committer:
         storage = open_storage(self._options, query_id)
         return Committer(self._options, self._schema, query_id, storage)
 
@@ -95,6 +100,30 @@ def check_query(options: BufferOptions, schema: pa.Schema) -> None:
         check_columns(file_schema(schema, output.partition_by), output)
     else:
         load_sink(output.function)
+
+
+def check_encoded(options: BufferOptions, schema: StructType) -> None:
+    """Refuse JSON of values that are bytes of Spark's own making, such as variants."""
+    output = options.output
+    if not isinstance(output, FileOutput) or output.file_format is not FileFormat.JSON:
+        return
+    for field, column in zip(to_arrow_schema(schema, timezone="UTC"), schema, strict=True):
+        if _is_encoded(field):
+            raise OptionError(
+                FORMAT,
+                f"column {field.name!r} of type {column.dataType.simpleString()} cannot be written "
+                f"with fileFormat=json: Spark's own bytes would be in it. Use parquet, or turn it "
+                f"into text, as with to_json",
+            )
+
+
+def _is_encoded(field: pa.Field) -> bool:
+    kind = field.type
+    if not _ENCODED.isdisjoint(field.metadata or ()):
+        return True
+    return pa.types.is_nested(kind) and any(
+        _is_encoded(kind.field(index)) for index in range(kind.num_fields)
+    )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

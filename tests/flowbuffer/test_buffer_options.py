@@ -176,6 +176,18 @@ def test_columns_that_do_not_fit_are_refused(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("depth", [0, 1], ids=["plain", "in an array"])
+def test_variants_are_no_json(depth: int) -> None:
+    kind: spark_types.DataType = spark_types.VariantType()
+    if depth:
+        kind = spark_types.ArrayType(kind)
+    schema = spark_types.StructType().add("id", "long").add("v", kind)
+
+    with pytest.raises(OptionError, match=r"column 'v' of type .*variant.* cannot be written"):
+        BufferWriter.of(parse(fileFormat="json"), schema, complete_mode=False)
+    BufferWriter.of(parse(), schema, complete_mode=False)
+
+
 def test_a_buffer_key_without_a_hash_is_refused() -> None:
     schema = spark_types.StructType().add(
         "m", spark_types.MapType(spark_types.StringType(), spark_types.LongType())

@@ -16,6 +16,7 @@ from flowspark.sinks import FLUSH_SEQUENCE
 from flowstate import CheckpointListener
 from pyspark_flowbuffer.flush import flush
 from pyspark_flowbuffer.user_sinks import load_sink
+from pyspark_flowbuffer.writer import BufferWriter
 
 from .harness import Query
 
@@ -133,6 +134,24 @@ def test_a_sink_function_that_raises_fails_the_task_and_nothing_is_lost(tmp_path
     assert Log.of("aborted") == [(1,)]
     assert Log.of("write") == [(SinkContext("query", 0, 0, 0), ["a", "b"])]
     assert sink.buffers() == [["c"]]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "aborted"),
+    [('{"id":"query"}', [(2,)]), ("{}", []), ("", []), (None, [])],
+    ids=["known", "without an id", "empty", "absent"],
+)
+def test_a_batch_of_which_no_task_ended_is_aborted_too(
+    tmp_path: Path, metadata: str | None, aborted: list[Any]
+) -> None:
+    sink = query(tmp_path, Collecting)
+    sink.batch(0, ["a"])
+    if metadata is not None:
+        (tmp_path / "checkpoint" / "metadata").write_text(metadata)
+
+    BufferWriter(sink.options, sink.schema).abort([None, None], 1)
+
+    assert Log.of("aborted") == aborted
 
 
 def test_an_abort_after_the_record_is_no_abort(tmp_path: Path) -> None:
