@@ -459,3 +459,23 @@ def test_a_file_that_may_not_be_read_is_not_missing(read_only_folder: Path) -> N
             files.read("file")
         with pytest.raises(StoreUnavailableError, match="PermissionError"):
             files.read_ranges("file", [(0, 1)])
+
+
+def test_a_move_whose_folder_another_process_removes_is_not_taken_for_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = open_file_system(tmp_path)
+    files.write("staged/one", b"1")
+    replace = os.replace
+
+    def remove_and_replace(old: str, new: str) -> None:
+        os.rmdir(os.path.dirname(new))
+        replace(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", remove_and_replace)
+        with pytest.raises(StoreUnavailableError):
+            files.move({"staged/one": "folder/one"})
+    files.move({"staged/one": "folder/one"})
+
+    assert files.read("folder/one") == b"1"

@@ -123,6 +123,9 @@ class LocalStateFileSystem:
                 try:
                     os.replace(old, new)
                 except FileNotFoundError:
+                    if os.path.lexists(old):
+                        # It is the new name's folder that went away, so nothing was moved.
+                        raise
                     continue
                 folders |= {os.path.dirname(old), os.path.dirname(new)}
         for folder in sorted(folders):
