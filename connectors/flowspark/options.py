@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -136,7 +137,10 @@ class Options:
         unit = match and (_UNITS_MS.get(match[2].lower()) or _UNITS_MS.get(_singular(match[2])))
         if not match or not unit:
             raise self._refused(name, "must be a time span such as '500ms' or '10 seconds'")
-        span_ms = round(float(match[1]) * unit)
+        span = float(match[1]) * unit
+        if span == math.inf:
+            raise self._refused(name, "must be a shorter number")
+        span_ms = round(span)
         if span_ms < minimum_ms:
             raise self._refused(name, f"must be at least {minimum_ms} ms")
         return span_ms
@@ -149,7 +153,10 @@ class Options:
         match = _SIZE.fullmatch(value.strip())
         if not match:
             raise self._refused(name, "must be a size such as '1048576', '64k' or '1.5 GB'")
-        size = round(float(match[1]) * _UNITS_BYTES[match[2].lower()])
+        number = float(match[1]) * _UNITS_BYTES[match[2].lower()]
+        if number == math.inf:
+            raise self._refused(name, "must be a shorter number")
+        size = round(number)
         if size < minimum:
             raise self._refused(name, f"must be at least {minimum} bytes")
         return size

@@ -82,6 +82,8 @@ def test_a_size_is_read(text: str, expected: int) -> None:
         (lambda o: o.duration_ms("port", minimum_ms=1), "0s", "must be at least 1 ms, not '0s'"),
         (lambda o: o.size_bytes("port"), "-1", "must be a size such as"),
         (lambda o: o.size_bytes("port", minimum=2), "1", "must be at least 2 bytes"),
+        (lambda o: o.duration_ms("port"), "9" * 400 + "s", "must be a shorter number"),
+        (lambda o: o.size_bytes("port"), "9" * 400, "must be a shorter number"),
         (lambda o: o.required("port", "it is needed"), "  ", "'port' is missing: it is needed"),
     ],
 )
