@@ -76,7 +76,8 @@ def run_subtask(
         check_restored(parent.record, schema, options.redistribution)
     emitter = open_emitter(options, task)
     try:
-        subtask = _Subtask(options, schema, task, parent, emitter, now_ms or _now_ms())
+        now_ms = _now_ms() if now_ms is None else now_ms
+        subtask = _Subtask(options, schema, task, parent, emitter, now_ms)
         subtask.restore()
         for batch in batches:
             subtask.add(batch)
