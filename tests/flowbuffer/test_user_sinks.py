@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import sqlite3
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -287,3 +291,46 @@ def test_a_sink_that_cannot_be_is_refused(function: str, message: str) -> None:
 
     assert message in str(caught.value)
     assert function in str(caught.value)
+
+
+# The example.
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+def test_the_sqlite_example_keeps_every_value_and_commits_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    database = str(tmp_path / "rows.db")
+    columns: dict[str, list[Any]] = {
+        "a b": [0.1 + 0.2, math.inf, None],
+        "n": [2**63 - 1, -(2**63), 0],
+    }
+    columns |= {"s": ["x", "'\"\n", None], "raw": [b"\x00", b"", None]}
+    rows = list(zip(*columns.values(), strict=True))
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute('create table rows ("a b" real, n integer, s text, raw blob)')
+    sink = load_sink("sqlite_sink:SqliteSink")({"database": database, "table": "rows"})
+    assert isinstance(sink, TwoPhaseSink)
+    context = SinkContext("query", 0, 0, 0)
+
+    kept, lost = (sink.prepare(pa.record_batch(columns), context) for _ in range(2))
+    sink.abort([Committable(context, lost)])
+    for _ in range(2):
+        sink.commit([Committable(context, kept)])
+
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("select * from rows").fetchall() == rows
+        assert connection.execute("select count(*) from flow_staged").fetchone() == (0,)
+
+
+def test_the_sqlite_example_refuses_what_it_could_not_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    sink = load_sink("sqlite_sink:SqliteSink")({"database": str(tmp_path / "rows.db")})
+    assert isinstance(sink, TwoPhaseSink)
+
+    with pytest.raises(TypeError, match="cast it to a text or a number"):
+        sink.prepare(pa.record_batch({"d": [Decimal(1)]}), SinkContext("query", 0, 0, 0))
