@@ -89,6 +89,8 @@ def split_by_folder(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[s
         texts.append(encoded)
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    # Taking from many chunks would put them together anew for each folder.
+    table = table.combine_chunks()
     for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
         first = int(order[start])
         values = [encoded.dictionary[encoded.indices[first].as_py()].as_py() for encoded in texts]
