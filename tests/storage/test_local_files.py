@@ -479,3 +479,20 @@ def test_a_move_whose_folder_another_process_removes_is_not_taken_for_done(
     files.move({"staged/one": "folder/one"})
 
     assert files.read("folder/one") == b"1"
+
+
+def test_a_move_out_of_a_folder_that_another_process_removes_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = open_file_system(tmp_path)
+    files.write("staged/one", b"1")
+    replace = os.replace
+
+    def replace_and_remove(old: str, new: str) -> None:
+        replace(old, new)
+        os.rmdir(os.path.dirname(old))
+
+    monkeypatch.setattr(os, "replace", replace_and_remove)
+    files.move({"staged/one": "one"})
+
+    assert files.read("one") == b"1"

@@ -129,7 +129,8 @@ class LocalStateFileSystem:
                     continue
                 folders |= {os.path.dirname(old), os.path.dirname(new)}
         for folder in sorted(folders):
-            with self._errors("move", folder):
+            # Others may remove an old folder that is empty now; then there is nothing to sync.
+            with self._errors("move", folder), suppress(FileNotFoundError):
                 _sync_folder(folder)
 
     def delete(self, paths: Iterable[str]) -> None:
