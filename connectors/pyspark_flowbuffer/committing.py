@@ -130,7 +130,7 @@ class Committer:
         run = results[0].task.run
         is_first = parent.record is None or parent.record.run != run
         if is_first:
-            self._begin_run(parent)
+            self._begin_run(parent, batch_id)
         subtasks = self._subtasks(parent, results, snapshots)
         if subtasks is None:
             return None
@@ -140,9 +140,9 @@ class Committer:
         previous = None if parent.is_foreign else parent.record
         return self.create_record(previous, subtasks, run=run, batch_id=batch_id)
 
-    def _begin_run(self, parent: Parent) -> None:
+    def _begin_run(self, parent: Parent, batch_id: int) -> None:
         """Try the path; finish what the run before, a flush or a restored query may have left."""
-        self.publisher.prove()
+        self.publisher.prove(batch_id)
         if parent.record is None:
             return
         if not parent.is_foreign or is_of_files(parent.record):

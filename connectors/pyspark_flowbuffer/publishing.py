@@ -39,10 +39,10 @@ class Publisher:
         kind = output.to_json() if isinstance(output, FileOutput) else {_FUNCTION: output.function}
         return {_QUERY: self.query_id, _UID: self.uid, **kind}
 
-    def prove(self) -> None:
+    def prove(self, batch_id: int) -> None:
         """Refuse a path that cannot be written to, before rows wait that have to go there."""
         if isinstance(self.output, FileOutput):
-            self._area(self.settings()).prove()
+            self._area(self.settings()).prove(batch_id)
 
     def check_staged(self, snapshots: Sequence[SubtaskSnapshot]) -> None:
         """Refuse output that the driver cannot show, before a record says that it counts.

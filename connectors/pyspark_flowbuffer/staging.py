@@ -75,10 +75,10 @@ class StagingArea:
             bytes=size,
         )
 
-    def prove(self) -> None:
+    def prove(self, batch_id: int) -> None:
         """Write a file and remove it, as readers do not see; raises if that is not possible."""
-        # Named as of the first batch, so that a sweep removes it should a crash come in between.
-        probe = f"{self._folder}/0-probe-{uuid.uuid4().hex}"
+        # Named as of the batch, so that a sweep removes it should a crash come in between.
+        probe = f"{self._folder}/{batch_id}-probe-{uuid.uuid4().hex}"
         self.file_system.write(probe, b"")
         self.file_system.delete([probe])
 

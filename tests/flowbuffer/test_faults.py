@@ -62,10 +62,10 @@ def partitions(batch_id: int) -> list[list[str]]:
     return [rows[:35], rows[35:]]
 
 
-def prepare(folder: Path) -> Query:
+def prepare(folder: Path, *, is_restarted: bool = False) -> Query:
     query = Query(folder, threshold=THRESHOLD)
     query.batch(0, *partitions(0))
-    return query
+    return Query(folder, threshold=THRESHOLD) if is_restarted else query
 
 
 def expected(batches: int) -> list[str]:
@@ -81,8 +81,10 @@ def check(query: Query, batches: int) -> None:
     assert query.storage.verify(head.checkpoint_id).problems == ()
 
 
-def operations_of_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    query = prepare(folder)
+def operations_of_a_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_restarted: bool = False
+) -> int:
+    query = prepare(folder, is_restarted=is_restarted)
     with faulty(monkeypatch, None) as operations:
         query.batch(1, *partitions(1))
     return len(operations)
@@ -93,15 +95,17 @@ def operations_of_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     [FaultAction.CRASH_BEFORE, FaultAction.CRASH_AFTER, FaultAction.FAIL, FaultAction.FAIL_AFTER],
     ids=lambda action: action.value.replace(" ", "-"),
 )
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["a later batch", "the first batch"])
 def test_a_batch_counts_once_whatever_operation_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: FaultAction
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: FaultAction, is_restarted: bool
 ) -> None:
-    count = operations_of_a_batch(tmp_path / "counted", monkeypatch)
+    """The first batch of a run does more: it finishes what the run before may have left."""
+    count = operations_of_a_batch(tmp_path / "counted", monkeypatch, is_restarted=is_restarted)
     assert count > 20
     hit = 0
     for number in range(count):
         folder = tmp_path / str(number)
-        query = prepare(folder)
+        query = prepare(folder, is_restarted=is_restarted)
         try:
             with faulty(monkeypatch, Fault(action, at=number)):
                 query.batch(1, *partitions(1))
