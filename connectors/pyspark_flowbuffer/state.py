@@ -27,6 +27,7 @@ from flowstate.redistribution import Redistribution, even_split
 from flowstate.restoring import ElementRange, cut_list, operator_ranges
 from flowstate.types import type_from_text
 from pyspark_flowbuffer.buffer import Stretch
+from pyspark_flowbuffer.publishing import SETTINGS
 
 __all__ = [
     "STATE_NAME",
@@ -59,10 +60,10 @@ def check_restored(record: CheckpointRecord, schema: pa.Schema, mode: Redistribu
     An empty buffer fits every query.
     """
     meta = record.operator_states.get(STATE_NAME)
-    if meta is None:
+    if meta is None or SETTINGS not in record.attributes:
         raise StateMigrationError(
-            f"checkpoint {record.checkpoint_id} belongs to another operator: it has no buffer. "
-            f"Give this sink another 'uid' or 'stateLocation'"
+            f"checkpoint {record.checkpoint_id} belongs to another operator: it has no buffer of a "
+            f"flowbuffer sink. Give this sink another 'uid' or 'stateLocation'"
         )
     if not buffered_rows(record):
         return

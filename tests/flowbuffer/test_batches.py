@@ -24,7 +24,7 @@ from flowstate.errors import (
 from pyspark_flowbuffer.publishing import Publisher
 from pyspark_flowbuffer.state import HANDLES_MAX
 
-from .harness import Query
+from .harness import VALUES, Query
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 PAIRS = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -402,12 +402,14 @@ def test_an_empty_buffer_takes_other_columns(tmp_path: Path) -> None:
     assert after.buffers() == [[("a", 1)]]
 
 
-def test_state_of_another_operator_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["words", "buffer"])
+def test_state_of_another_operator_is_refused(tmp_path: Path, name: str) -> None:
     from flowstate import ListStateDescriptor, LocalOperator
 
     query = Query(tmp_path, threshold=5)
     with LocalOperator(query.storage.url, parallelism=1) as operator:
-        operator.subtasks[0].operator.get_list_state(ListStateDescriptor("words", str)).add("a")
+        words = ListStateDescriptor(name, pa.struct(list(VALUES)))
+        operator.subtasks[0].operator.get_list_state(words).add({"value": "a"})
         operator.checkpoint()
 
     with pytest.raises(StateMigrationError, match="belongs to another operator"):
