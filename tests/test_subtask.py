@@ -27,8 +27,10 @@ from flowstate.errors import (
     MaxParallelismError,
     StateError,
     StateMigrationError,
+    StoreFullError,
     UnclaimedStateError,
 )
+from flowstate.keyed.lmdb_store import LmdbStore
 from flowstate.subtask import INLINE_BYTES_MAX
 from flowstate.testing.clock import ManualClock
 
@@ -185,6 +187,42 @@ def test_deletions_and_cleared_maps_reach_working_state_that_is_advanced(
         assert how_of(later) == {"advanced"}
         assert get(later, "gone") == 0
         assert map_of(later).items() == [("z", 3)]
+
+
+def test_working_state_that_could_not_advance_does_so_with_the_next_checkpoint(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = ListStateDescriptor("list", int)
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFullError("the local disk is full")
+
+    def list_of(operator: LocalOperator) -> Any:
+        return operator.subtask_of("a").keyed.get_list_state(descriptor)
+
+    def found(operator: LocalOperator) -> list[Any]:
+        return [get(operator, "a"), get(operator, "b"), list_of(operator).get()]
+
+    with open_operator(url, working_folder=tmp_path) as operator:
+        put(operator, "a", 1)
+        put(operator, "b", 1)
+        list_of(operator).add(1)
+        operator.checkpoint()
+        put(operator, "a", 2)
+        list_of(operator).add(2)
+        monkeypatch.setattr(LmdbStore, "apply", full)
+        with pytest.raises(StoreFullError):
+            operator.checkpoint()
+        monkeypatch.undo()
+        assert found(operator) == [2, 1, [1, 2]]
+
+        put(operator, "b", 3)
+        list_of(operator).add(3)
+        assert operator.checkpoint().checkpoint_id == 3
+        assert found(operator) == [2, 3, [1, 2, 3]]
+    with open_operator(url, working_folder=tmp_path) as again:
+        assert how_of(again) == {"reused"}
+        assert found(again) == [2, 3, [1, 2, 3]]
 
 
 # What does not fit is refused.

@@ -162,6 +162,8 @@ class Subtask:
         # Another root counts its checkpoints by itself, so its lineage says nothing here.
         self._lineage = () if self._foreign else share.lineage
         self._pending: dict[int, _Pending] = {}
+        # Committed, but not in the working state yet.
+        self._behind: list[Sequence[StateRows]] = []
         self._working: WorkingState | None = None
         self._keyed = self._open_keyed(restored)
         self._operator = self._open_operator(restored)
@@ -263,7 +265,8 @@ class Subtask:
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Take note that the checkpoint is committed, and all before it with it.
 
-        Now, and not before, the working state on local disk moves on.
+        Now, and not before, the working state on local disk moves on. If that fails, it does so
+        along with the next checkpoint, and until then memory has what it lacks.
         """
         for done in sorted(found for found in self._pending if found <= checkpoint_id):
             pending = self._pending.pop(done)
@@ -273,9 +276,13 @@ class Subtask:
             if self._keyed is not None:
                 self._keyed.notify_checkpoint_complete(done)
             if self._working is not None:
-                self._working.advance(pending.rows, pending.digest)
-        if self._working is not None and self._keyed is not None and not self._pending:
-            self._keyed.rebase()
+                self._behind.append(pending.rows)
+        if self._working is not None and self._keyed is not None and self._behind:
+            # All at once, because memory is held against either all of it or none.
+            self._working.advance(self._behind, self._digest)
+            self._behind = []
+            if not self._pending:
+                self._keyed.rebase()
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Take note that the checkpoint came to nothing: the next one will hold its changes."""

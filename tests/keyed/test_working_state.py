@@ -134,7 +134,7 @@ def test_nothing_at_all_is_a_version_too(tmp_path: Path, identity: str) -> None:
 def test_state_advances_with_each_checkpoint(folder: Path) -> None:
     with open_state(folder, "v1") as state, open_state(folder, "v1") as reader:
         for name in ("v2", "v3"):
-            state.advance([map_rows(CHANGES[name])], name)
+            state.advance([[map_rows(CHANGES[name])]], name)
             assert state.identity == name
             assert contents(state) == CONTENTS[name]
         assert contents(reader) == V1, "who reads the old version goes on reading it"
@@ -237,7 +237,7 @@ def test_an_environment_that_holds_no_version_is_rebuilt(folder: Path) -> None:
     # The version before the first checkpoint has no name.
     with WorkingState.open(folder, StateVersion(""), lambda _: iter(())) as state:
         assert state.how == "rebuilt"
-        state.advance([map_rows(CHANGES["v1"])], "v1")
+        state.advance([[map_rows(CHANGES["v1"])]], "v1")
     assert opened(folder, "v1") == "reused"
 
 
@@ -372,7 +372,7 @@ def advance_beyond_the_limit(parent: Connection, folder: Path) -> None:
     large = map_rows({("large", f"{number}"): "x" * 1000 for number in range(1000)}, clears=["k1"])
     with open_state(folder, "v1") as state:
         with pytest.raises(StorageError) as caught:
-            state.advance([large], "v2")
+            state.advance([[large]], "v2")
         parent.send((caught.value, state.identity, contents(state)))
 
 
@@ -383,7 +383,7 @@ def advance_when_told(parent: Connection, folder: Path, changed: str, identity: 
     with open_state(folder, "v1") as state:
         parent.send(state.how)
         parent.recv()
-        state.advance([map_rows({("k1", "1"): changed})], identity)
+        state.advance([[map_rows({("k1", "1"): changed})]], identity)
         parent.send((state.identity, contents(state)))
 
 
@@ -391,7 +391,7 @@ def test_the_second_process_to_advance_finds_it_done(folder: Path) -> None:
     second = Child(advance_when_told, folder, "applied twice", "v2")
     with closing(second), open_state(folder, "v1") as state:
         assert second.answer() == "reused"
-        state.advance([map_rows(CHANGES["v2"])], "v2")
+        state.advance([[map_rows(CHANGES["v2"])]], "v2")
         second.tell()
 
         assert second.answer() == ("v2", V2)
@@ -408,7 +408,8 @@ def test_state_that_went_elsewhere_is_not_advanced(folder: Path) -> None:
         assert other.answer() == ("x2", elsewhere)
 
         with pytest.raises(StorageError, match="another process has advanced it"):
-            state.advance([map_rows(CHANGES["v2"])], "v2")
+            state.advance([[map_rows(CHANGES["v2"])]], "v2")
+        assert (state.identity, contents(state)) == ("v1", V1)
     with WorkingState.open(folder, StateVersion("x2"), lambda _: iter(())) as there:
         assert (there.how, contents(there)) == ("reused", elsewhere)
     assert opened(folder, "v2") == "rebuilt"
@@ -480,7 +481,7 @@ def advance_until_killed(parent: Connection, folder: Path) -> None:
     with open_state(folder, "v1") as state:
         parent.send("here")
         parent.recv()
-        state.advance(UntilKilled([rows], parent), "v2")
+        state.advance([UntilKilled([rows], parent)], "v2")
 
 
 @pytest.mark.parametrize(
@@ -546,7 +547,8 @@ def read_until_told(parent: Connection, folder: Path) -> None:
             parent.send(contents(state))
             parent.recv()
         with pytest.raises(StorageError):
-            state.advance([map_rows(CHANGES["v2"])], "v2")
+            state.advance([[map_rows(CHANGES["v2"])]], "v2")
+        assert (state.identity, contents(state)) == ("v1", V1)
         parent.send("refused")
 
 

@@ -91,22 +91,35 @@ class WorkingState:
     def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         return self._snapshot.scan(state, prefix)
 
-    def advance(self, rows: Sequence[StateRows], identity: str) -> None:
-        """Apply the changes of a checkpoint that is known to be committed.
+    def advance(self, changes: Sequence[Sequence[StateRows]], identity: str) -> None:
+        """Apply the changes of checkpoints that are known to be committed, oldest first.
 
         Another process of the host may have done so already. If it has gone elsewhere, this
-        raises ``StorageError``: open the working state anew.
+        raises ``StorageError``: open the working state anew. After an error of any kind the rows
+        are those of the version before.
         """
         before = self.identity
         with store_errors("advance the working state", str(self._folder)), _locked(self._folder):
-            # The environment cannot grow while this process still looks at the old version.
+            if not os.path.exists(self._store.data_path):
+                raise StorageError(
+                    f"{self._folder} is not as it was at version {before!r}: another process has "
+                    f"built it anew. Open the working state anew"
+                )
+            found = self._store.snapshot()
+            if found.identity not in (before, identity):
+                found.close()
+                raise StorageError(
+                    f"{self._folder} holds version {found.identity!r} and not {before!r}: another "
+                    f"process has advanced it. Open the working state anew"
+                )
             self._snapshot.close()
-            self._snapshot = self._store.snapshot()
+            self._snapshot = found
             if self.identity == identity:
                 return
+            # The environment cannot grow while this process still looks at the old version.
             self._snapshot.close()
             try:
-                _write(self._store, iter([rows]), expected=before, identity=identity)
+                _write(self._store, iter(changes), expected=before, identity=identity)
             finally:
                 self._snapshot = self._store.snapshot()
 
@@ -175,9 +188,12 @@ def _write(
         store.apply(changes, expected=expected, identity=identity)
     except StorageError:
         # A transaction that did not go through has changed nothing.
-        _write_mark(generation, store, expected)
+        with suppress(OSError):
+            _write_mark(generation, store, expected)
         raise
-    _write_mark(generation, store, identity)
+    # Without the mark the rows are right all the same; the next one to open them builds them anew.
+    with suppress(OSError):
+        _write_mark(generation, store, identity)
 
 
 def _write_mark(generation: Path, store: LmdbStore, identity: str) -> None:
