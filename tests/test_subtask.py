@@ -18,6 +18,7 @@ from flowstate import (
     Subtask,
     SubtaskConfig,
     ValueStateDescriptor,
+    commit_checkpoint,
 )
 from flowstate.checkpoint import handles_max
 from flowstate.errors import (
@@ -437,6 +438,33 @@ def test_a_query_started_from_elsewhere_goes_on_checkpointing(url: str, tmp_path
     with open_operator(f"{url}-new", working_folder=tmp_path) as again:
         assert how_of(again) == {"reused"}
         assert (get(again, "a"), get(again, "b11")) == (13, 11)
+
+
+def test_the_second_snapshot_after_a_start_from_elsewhere_needs_nothing_of_it(
+    url: str, tmp_path: Path
+) -> None:
+    with open_operator(url) as elsewhere:
+        fill(elsewhere)
+        record = elsewhere.checkpoint()
+    assert record.files, "what stands in the record itself would be found anywhere"
+    storage = CheckpointStorage(f"{url}-copy")
+    config = SubtaskConfig(subtask_index=0, parallelism=1, key_type=str, run="run")
+    subtask = Subtask(storage, config, restored=record, restored_from=elsewhere.storage)
+    count = subtask.keyed.get_state(COUNT)
+    parent = None
+    snapshots = [subtask.snapshot(1)]
+    subtask.keyed.set_current_key("a")
+    count.update(1)
+    snapshots.append(subtask.snapshot(2))
+    for snapshot in snapshots:
+        parent = commit_checkpoint(
+            storage, [snapshot], [subtask.describe()], parent=parent, run="run"
+        ).record
+    elsewhere.storage.file_system.delete(record.files)
+
+    assert storage.verify(2).ok
+    with open_operator(storage.url) as copy:
+        assert [get(copy, "a"), get(copy, "filler-7")] == [1, 7 * 7919]
 
 
 def test_a_ttl_that_was_off_for_a_while_begins_anew(url: str) -> None:

@@ -449,7 +449,7 @@ class Subtask:
             return (), ()
         handles = self._newest_handles()
         since, everything = checkpoint_id, False
-        if self._foreign and handles:
+        if self._foreign and handles and not self._pending:
             handles = (self._adopted(handles, checkpoint_id, batch_id),)
         elif self._config.compact and handles and self._keyed.is_mostly_changed:
             # The changes would soon be folded into a full file anyway, which costs reading all.
