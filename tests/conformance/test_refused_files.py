@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from flowstate.testing.conformance.__main__ import main
 from flowstate.testing.conformance.formats import FORMATS
 
-from .documents import VECTORS, write
+from .documents import VECTORS, keyed, step, write
 
 CONTENTS = [
     pytest.param(b"{", "is not JSON", id="half-an-object"),
@@ -21,6 +23,10 @@ CONTENTS = [
     pytest.param(b"{}", "has only []", id="an-empty-object"),
     pytest.param(b'{"cases": []}', "has no cases", id="no-cases"),
     pytest.param(b'{"keys": []}', "has no cases", id="an-empty-table"),
+    pytest.param(b'{"keys": [], "errors": {}}', "has only", id="a-table-that-is-an-object"),
+    pytest.param(
+        b'{"threshold": 5, "events": [], "restore_examples": 1}', "has only", id="odd-examples"
+    ),
     pytest.param(b'{"cases": [1]}', "case 1 is 1", id="a-case-that-is-a-number"),
     pytest.param(b'{"cases": [{"id": "x"}]}', "case 1 (x) has only", id="an-unknown-case"),
 ]
@@ -52,6 +58,33 @@ def test_the_other_files_are_replayed_all_the_same(
     assert code == 2
     assert lines[0] == "good.json: 16 passed, 0 failed, 0 skipped"
     assert lines[-1] == "16 passed, 0 failed, 0 skipped"
+
+
+def test_a_row_that_no_table_has_fails_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [7, "text", [], None, {}]
+    sections = ("murmurHash", "keys", "ranges", "default_max_parallelism", "errors")
+    good = {"default_max_parallelism": 128, "parallelism": 1}
+    table = dict.fromkeys(sections, rows)
+    write(tmp_path, {**table, "default_max_parallelism": [*rows, good]})
+    code = main([str(tmp_path)])
+
+    assert code == 1
+    assert "1 passed, 25 failed, 0 skipped" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_what_the_terminal_cannot_show_is_printed_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    case = keyed("half a \ud83d", {"type": "value"}, step(0, "k", "value", "\ud83d"))
+    write(tmp_path, {"cases": [case]})
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding, write_through=True))
+
+    assert main([str(tmp_path)]) == 1
+    assert b"FAILED half a \\ud83d" in printed.getvalue()
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])

@@ -35,13 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="replay only the case of this id; may be repeated",
     )
     options = parser.parse_args(arguments)
+    encoding = sys.stdout.encoding or "utf-8"
     try:
         report = run_folder(options.folder, backend=options.backend, case_ids=options.case)
     except NoVectorsError as error:
         print(error, file=sys.stderr)
         return 2
     for line in report.lines():
-        print(line)
+        # Vectors may hold texts that are not valid Unicode, and a terminal may know even less.
+        print(line.encode(encoding, "backslashreplace").decode(encoding))
     return report.exit_code
 
 

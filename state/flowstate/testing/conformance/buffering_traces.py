@@ -37,7 +37,9 @@ _FLUSH = (
 
 def is_document(document: Mapping[str, Json]) -> bool:
     """Say whether a file is such a trace."""
-    return isinstance(document.get("events"), list) and "threshold" in document
+    examples = document.get("restore_examples", {})
+    events = isinstance(document.get("events"), list) and "threshold" in document
+    return events and isinstance(examples, Mapping)
 
 
 def parts_of(document: Mapping[str, Json]) -> list[str]:

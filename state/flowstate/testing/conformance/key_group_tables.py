@@ -29,6 +29,7 @@ from flowstate.testing.conformance.trial import (
     attempt,
     expect,
     field_of,
+    shown,
 )
 
 __all__ = ["SECTIONS", "case_id", "is_document", "replay"]
@@ -39,14 +40,20 @@ _UINT32 = (1 << 32) - 1
 
 def is_document(document: Mapping[str, Json]) -> bool:
     """Say whether a file has these tables, or some of them."""
-    sections = [name for name in SECTIONS if isinstance(document.get(name), list)]
-    return bool(sections) and "cases" not in document
+    sections = [document[name] for name in SECTIONS if name in document]
+    return (
+        bool(sections)
+        and all(isinstance(section, list) for section in sections)
+        and "cases" not in document
+    )
 
 
 def case_id(section: str, entry: Json) -> str:
     """Return what a table's row is called."""
     if section == "murmurHash":
-        return f"murmurHash {entry[0]}"
+        return f"murmurHash {entry[0] if isinstance(entry, list) and entry else shown(entry)}"
+    if not isinstance(entry, Mapping):
+        return f"{section} {shown(entry)}"
     if section == "keys":
         return f"key {entry.get('type')} {json.dumps(entry.get('key'), ensure_ascii=False)}"
     if section == "ranges":
@@ -58,6 +65,9 @@ def case_id(section: str, entry: Json) -> str:
 
 def replay(section: str, entry: Json, _trial: Trial) -> None:
     """Replay one row of a table."""
+    is_pair = isinstance(entry, list) and len(entry) == 2
+    if not (is_pair if section == "murmurHash" else isinstance(entry, Mapping)):
+        raise VectorError(f"{shown(entry)} is no row of {section!r}")
     SECTIONS[section](entry)
 
 
