@@ -296,6 +296,21 @@ def test_keys_that_are_dictionary_encoded_are_taken(harness: KeyedHarness) -> No
     assert sums(harness, "a", "b") == [5, 2]
 
 
+def test_columns_in_chunks_are_columns(harness: KeyedHarness) -> None:
+    values = ValueStateDescriptor("value", int)
+    harness.backends[0].get_state(values)
+    bulk = BulkState(harness.backends[0], "value")
+    keys = pa.chunked_array([texts("a"), texts("b", "c")])
+    for _ in range(2):
+        bulk.update(keys, pa.chunked_array([[1, None], [3]], pa.int64()))
+        assert bulk.get(keys).to_pylist() == [1, None, 3]
+        # From here on the state in memory has entries and no columns.
+        assert harness.at("a").get_state(values).value() == 1
+    distinct = bulk_sum(harness).add(keys, pa.chunked_array([[1], [2, 3]]))
+    assert distinct.to_pylist() == ["a", "b", "c"]
+    assert sums(harness, "a", "b", "c") == [1, 2, 3]
+
+
 # What is refused.
 
 

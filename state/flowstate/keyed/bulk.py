@@ -122,7 +122,9 @@ class BulkState:
         column = self._cast(keys, self._keys.arrow)
         return canonical_column(column) if self._keys.has_floats else column
 
-    def _cast(self, values: pa.Array, arrow: pa.DataType) -> pa.Array:
+    def _cast(self, values: pa.Array | pa.ChunkedArray, arrow: pa.DataType) -> pa.Array:
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
         try:
             return values.cast(arrow)
         except pa.ArrowException as error:
