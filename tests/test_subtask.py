@@ -244,6 +244,25 @@ def test_a_parallelism_above_the_max_parallelism_is_refused(url: str) -> None:
         open_operator(url, 9, max_parallelism=8)
 
 
+@pytest.mark.parametrize("parallelism", [0, -1, 2.0, "2", 40_000])
+def test_a_parallelism_that_is_none_is_refused(url: str, parallelism: Any) -> None:
+    with pytest.raises(KeyGroupError, match="parallelism"):
+        open_operator(url, parallelism)
+
+
+def test_a_max_parallelism_of_0_is_not_the_default(url: str) -> None:
+    with pytest.raises(KeyGroupError, match="not within bounds: 0"):
+        open_operator(url, max_parallelism=0)
+
+
+@pytest.mark.parametrize("count", [0, -1, "2", None])
+def test_how_many_checkpoints_to_retain_is_checked_before_one_is_taken(
+    url: str, count: Any
+) -> None:
+    with pytest.raises(StateError, match="checkpoints_retained must be"):
+        open_operator(url, checkpoints_retained=count)
+
+
 def test_another_assigner_or_key_type_is_refused(url: str) -> None:
     operator = open_operator(url)
     put(operator, "a", 1)

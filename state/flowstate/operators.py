@@ -19,8 +19,14 @@ from flowstate.checkpoint import (
     SubtaskSnapshot,
 )
 from flowstate.clock import Clock, SystemClock
-from flowstate.errors import CheckpointSupersededError, StateRegistrationError
-from flowstate.key_groups import KeyGroupAssigner, key_grouper, subtask_index_of
+from flowstate.errors import CheckpointSupersededError, StateError, StateRegistrationError
+from flowstate.key_groups import (
+    MAX_PARALLELISM_LIMIT,
+    KeyGroupAssigner,
+    check_parallelism,
+    key_grouper,
+    subtask_index_of,
+)
 from flowstate.keys import KeyType
 from flowstate.subtask import OperatorDescription, Subtask, SubtaskConfig
 
@@ -124,6 +130,11 @@ class LocalOperator:
         compact: bool = True,
         allow_non_restored_state: bool = False,
     ) -> None:
+        check_parallelism(parallelism=parallelism, max_parallelism=MAX_PARALLELISM_LIMIT)
+        if type(checkpoints_retained) is not int or checkpoints_retained < 1:
+            raise StateError(
+                f"checkpoints_retained must be an int of at least 1, not {checkpoints_retained!r}"
+            )
         self.storage = storage or CheckpointStorage(url, storage_options)
         self.parallelism = parallelism
         self._retained = checkpoints_retained

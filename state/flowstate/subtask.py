@@ -311,7 +311,8 @@ class Subtask:
     def _checked_max_parallelism(self, restored: CheckpointRecord | None) -> int:
         config = self._config
         if restored is None:
-            chosen = config.max_parallelism or DEFAULT_MAX_PARALLELISM
+            chosen = config.max_parallelism
+            chosen = DEFAULT_MAX_PARALLELISM if chosen is None else chosen
             check_parallelism(parallelism=config.parallelism, max_parallelism=chosen)
             return chosen
         check_restorable(
