@@ -70,10 +70,13 @@ class BaseStore(Protocol):
         """Return the value of each row, or None, in the order asked for."""
         ...
 
-    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    def scan(
+        self, state: str, prefix: bytes = b"", *, start: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows that begin with a prefix and their values, in the order of their bytes.
 
-        What is yielded may be a view that is valid until the next step only.
+        With ``start`` they are those from there on. What is yielded may be a view that is
+        valid until the next step only.
         """
         ...
 

@@ -238,14 +238,17 @@ class LmdbSnapshot:
         head = _PLAIN + number
         return list(map(self._transaction.get, map(head.__add__, rows)))
 
-    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    def scan(
+        self, state: str, prefix: bytes = b"", *, start: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
         number = self._ids.get(state)
         if number is None:
             return iter(())
-        plain = _scan(self._transaction, _PLAIN + number + prefix, skip=len(_PLAIN + number))
+        head = _PLAIN + number
+        plain = _scan(self._transaction, head + prefix, skip=len(head), start=head + start)
         if not self._has_long_rows:
             return plain
-        long_rows = sorted(_scan_long(self._transaction, number, prefix))
+        long_rows = sorted(_scan_long(self._transaction, number, prefix, start=start))
         return heapq.merge(plain, long_rows)
 
     def close(self) -> None:
@@ -263,24 +266,27 @@ def _read_meta(transaction: Transaction) -> dict[str, Any]:
     return meta
 
 
-def _scan(transaction: Transaction, start: bytes, *, skip: int) -> Iterator[tuple[bytes, bytes]]:
+def _scan(
+    transaction: Transaction, prefix: bytes, *, skip: int, start: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
     with transaction.cursor() as cursor:
-        if not cursor.set_range(start):
+        if not cursor.set_range(max(prefix, start)):
             return
         for key, value in cursor:
-            if not key.startswith(start):
+            if not key.startswith(prefix):
                 return
             yield key[skip:], value
 
 
 def _scan_long(
-    transaction: Transaction, number: bytes, prefix: bytes
+    transaction: Transaction, number: bytes, prefix: bytes, *, start: bytes = b""
 ) -> Iterator[tuple[bytes, bytes]]:
-    start = _LONG + number + prefix[:_LONG_HEAD_BYTES]
-    for _, stored in _scan(transaction, start, skip=0):
+    head = _LONG + number
+    first, begin = (head + part[:_LONG_HEAD_BYTES] for part in (prefix, start))
+    for _, stored in _scan(transaction, first, skip=0, start=begin):
         length = _LENGTH.unpack_from(stored)[0]
         row = stored[_LENGTH.size : _LENGTH.size + length]
-        if row.startswith(prefix):
+        if row.startswith(prefix) and row >= start:
             yield row, stored[_LENGTH.size + length :]
 
 

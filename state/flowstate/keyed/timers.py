@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from flowstate.errors import StateTypeError
 from flowstate.functions import TimeDomain
-from flowstate.keyed.codec import BaseStore, Change, ChangeColumns, RowCodec, timer_timestamp
+from flowstate.keyed.codec import BaseStore, Change, ChangeColumns, RowCodec, timer_bound
 from flowstate.keyed.context import KeyContext
 from flowstate.keys import KeyType
 from flowstate.rows import NO_TIMESTAMP, RESERVED_PREFIX, RowOp, StateKind
@@ -115,9 +115,12 @@ class TimerQueue:
         heapq.heappush(self._heap, (timestamp, self._order, key, namespace))
 
     def _in_base(self) -> Iterator[tuple[int, Any, Any]]:
-        if self._base is None:
+        """Yield what the base store has and was not brought into memory yet, in order of time."""
+        if self._base is None or self._fetched_to == _LONG_MAX:
             return
-        for row, _ in self._base.scan(self.codec.name):
+        fetched = self._fetched_to
+        start = b"" if fetched is None else timer_bound(fetched + 1)
+        for row, _ in self._base.scan(self.codec.name, start=start):
             key, namespace, timestamp = self.codec.identity(bytes(row))
             yield timestamp, key, namespace
 
@@ -125,11 +128,9 @@ class TimerQueue:
         """Bring the timers of the base store that are due into memory."""
         if self._base is None or (self._fetched_to is not None and now <= self._fetched_to):
             return
-        for row, _ in self._base.scan(self.codec.name):
-            if timer_timestamp(row) > now:
+        for identity in self._in_base():
+            if identity[0] > now:
                 break
-            key, namespace, timestamp = self.codec.identity(bytes(row))
-            identity = (timestamp, key, namespace)
             if identity not in self._live and identity not in self._gone:
                 self._push(identity)
         self._fetched_to = now

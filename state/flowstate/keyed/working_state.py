@@ -88,8 +88,10 @@ class WorkingState:
     def get_many(self, state: str, rows: Sequence[bytes]) -> list[bytes | None]:
         return self._snapshot.get_many(state, rows)
 
-    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        return self._snapshot.scan(state, prefix)
+    def scan(
+        self, state: str, prefix: bytes = b"", *, start: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
+        return self._snapshot.scan(state, prefix, start=start)
 
     def advance(self, changes: Sequence[Sequence[StateRows]], identity: str) -> None:
         """Apply the changes of checkpoints that are known to be committed, oldest first.
