@@ -29,7 +29,9 @@ from flowstate.errors import (
     SnapshotError,
     SnapshotMissingError,
     StorageError,
+    StoreUnavailableError,
 )
+from flowstate.testing.faults import Fault, FaultAction, FaultyFileSystem
 
 from .cases import ALL, SpyFileSystem, int_rows, record_of, values_of
 
@@ -191,6 +193,23 @@ def test_a_record_retired_between_losing_and_reading_is_superseded(
 
     with pytest.raises(CheckpointSupersededError):
         storage.commit(record_of(2, run="zombie"))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_id", "error"), [(2, CheckpointSupersededError), (6, StoreUnavailableError)]
+)
+def test_a_failure_that_a_late_committer_meets_is_its_lateness(
+    storage: CheckpointStorage, checkpoint_id: int, error: type[Exception]
+) -> None:
+    chain(storage, 5)
+    storage.retain(2)
+    failing = [Fault(FaultAction.FAIL, at=lambda operation: operation.name == "create_exclusively")]
+    unlucky = CheckpointStorage(
+        storage.url, file_system=FaultyFileSystem(storage.file_system, failing)
+    )
+
+    with pytest.raises(error):
+        unlucky.commit(record_of(checkpoint_id, run="zombie"))
 
 
 def test_the_error_of_a_late_committer_keeps_its_message_through_pickle() -> None:

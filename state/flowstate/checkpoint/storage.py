@@ -138,6 +138,9 @@ class CheckpointStorage:
         except StoreUnavailableError:
             # It may have been created all the same. Only if it is there for sure this goes on.
             if self.find(record.checkpoint_id) is None:
+                # A sweep removes what a committer that is too late has only half written.
+                if any(found > record.checkpoint_id for found in self.checkpoint_ids()):
+                    raise _superseded(record, self.url) from None
                 raise
             created = False
         if not created:
