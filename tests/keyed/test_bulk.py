@@ -28,6 +28,7 @@ from flowstate import (
 from flowstate.errors import StateError, StateTypeError
 from flowstate.key_groups import KeyGroupAssigner
 from flowstate.keyed.backend import KeyedStateBackend
+from flowstate.keyed.single_table import SingleTable
 from flowstate.testing.clock import ManualClock
 from flowstate.testing.keyed_suite import KeyedHarness
 
@@ -309,6 +310,44 @@ def test_columns_in_chunks_are_columns(harness: KeyedHarness) -> None:
     distinct = bulk_sum(harness).add(keys, pa.chunked_array([[1], [2, 3]]))
     assert distinct.to_pylist() == ["a", "b", "c"]
     assert sums(harness, "a", "b", "c") == [1, 2, 3]
+
+
+def test_a_few_of_many_keys_again_and_again_leave_the_columns(clock: ManualClock) -> None:
+    backend = KeyedStateBackend(str, max_parallelism=8, clock=clock)
+    number = ValueStateDescriptor("number", int)
+    backend.get_state(number)
+    backend.get_reducing_state(SUM)
+    numbers, added = BulkState(backend, "number"), BulkState(backend, "sum")
+    keys = texts(*(f"key-{number}" for number in range(1000)))
+    added.add(keys, pa.array([1] * 1000))
+    numbers.update(keys, pa.array(range(1000)))
+    for _ in range(30):
+        added.add(keys.slice(0, 20), pa.array([1] * 20))
+    assert has_columns(backend, "sum")
+
+    for _ in range(30):
+        added.add(keys.slice(0, 2), pa.array([1, 1]))
+    assert not has_columns(backend, "sum")
+    assert added.get(keys.slice(0, 3)).to_pylist() == [61, 61, 31]
+    assert sorted(backend.table("sum").change_columns().keys) == sorted(keys.to_pylist())
+
+    for turn in range(30):
+        with backend.lent(keys.slice(turn, 2)) as places:
+            for key, place in zip(keys.slice(turn, 2).to_pylist(), places, strict=True):
+                backend.set_current_key(key)
+                backend.context.place = int(place)
+                state = backend.get_state(number)
+                state.update((state.value() or 0) + 1000)
+    backend.clear_current_key()
+    assert not has_columns(backend, "number")
+    expected = [1000, *(turn + 2000 for turn in range(1, 30)), 1030, 31]
+    assert numbers.get(keys.slice(0, 32)).to_pylist() == expected
+
+
+def has_columns(backend: KeyedStateBackend, name: str) -> bool:
+    table = backend.table(name)
+    assert isinstance(table, SingleTable)
+    return table.columns is not None
 
 
 # What is refused.

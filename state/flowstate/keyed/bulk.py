@@ -2,7 +2,8 @@
 
 It sees and changes the same state as the states of ``keyed.states`` do, TTL included, and may be
 mixed with them. Where all of the state is in memory, has no TTL and is not used key by key as well,
-it stays in columns and there is no loop in Python; else there is a step for each distinct key.
+nor a few keys of many at a time, it stays in columns and there is no loop in Python; else there is
+a step for each distinct key.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ class Loan:
             values = list(map(values.__getitem__, changed.tolist()))
         table = self._table
         if table.columns is not None:
-            table.put_columns(keys, pa.array(values, table.codec.value))
-            return
+            column = pa.array(values, table.codec.value)
+            if table.put_columns(keys, column):
+                return
         slots = table.codec.key.to_list(keys)
         table.put_many(slots, values)
         for slot, value in zip(slots, values, strict=True):

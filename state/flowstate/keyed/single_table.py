@@ -27,14 +27,18 @@ __all__ = ["SingleTable"]
 
 # Beyond it Arrow's texts would soon need more than one chunk.
 _COLUMN_BYTES_MAX = 1 << 30
+# A look-up costs something for each key that is there, and entries cost as much as a few look-ups.
+_FEW_KEYS_SHARE = 100
+_FEW_KEYS_TIMES = 16
 
 
 class SingleTable(Table):
     """One unit per slot: value, reducing and aggregating state.
 
     Where all of it is in memory and a unit is a plain value, a table begins as columns, which is
-    all that bulk access needs. The first access to a single slot turns them into entries, and that
-    is what the table has from then on.
+    all that bulk access needs. The first access to a single slot turns them into entries, and so
+    does bulk access to a small part of them again and again; that is what the table has from then
+    on.
     """
 
     entries: dict[Slot, Unit]
@@ -43,6 +47,7 @@ class SingleTable(Table):
     def __init__(self, codec: RowCodec, base: BaseStore | None, unstamped_ms: int) -> None:
         super().__init__(codec, base, unstamped_ms)
         self.columns: ValueColumns | None = None
+        self._few_keys_times = 0
         if base is None and not self._has_ttl and codec.namespace is None:
             self.take_columns(ValueColumns(codec.key.arrow, codec.value))
 
@@ -80,17 +85,25 @@ class SingleTable(Table):
 
     def get_columns(self, keys: pa.Array) -> pa.Array | None:
         """Return the value of each key, or null; None if the table has no columns."""
-        return None if self.columns is None else self.columns.get(keys)
+        columns = self._columns_for(keys)
+        return None if columns is None else columns.get(keys)
 
     def put_columns(self, keys: pa.Array, values: pa.Array) -> bool:
         """Set the value of each key, null empties it; say whether the table has columns."""
-        columns = self.columns
+        columns = self._columns_for(keys)
         if columns is None:
             return False
         columns.put(keys, values)
         if columns.nbytes > _COLUMN_BYTES_MAX:
             self.by_slot()
         return True
+
+    def _columns_for(self, keys: pa.Array) -> ValueColumns | None:
+        if self.columns is not None and len(keys) * _FEW_KEYS_SHARE < len(self.columns.keys):
+            self._few_keys_times += 1
+            if self._few_keys_times > _FEW_KEYS_TIMES:
+                self.by_slot()
+        return self.columns
 
     # Single slots.
 
