@@ -28,10 +28,12 @@ from flowstate.errors import (
     MaxParallelismError,
     StateError,
     StateMigrationError,
+    StorageError,
     StoreFullError,
     UnclaimedStateError,
 )
 from flowstate.keyed.lmdb_store import LmdbStore
+from flowstate.keyed.working_state import WorkingState
 from flowstate.subtask import INLINE_BYTES_MAX
 from flowstate.testing.clock import ManualClock
 
@@ -224,6 +226,36 @@ def test_working_state_that_could_not_advance_does_so_with_the_next_checkpoint(
     with open_operator(url, working_folder=tmp_path) as again:
         assert how_of(again) == {"reused"}
         assert found(again) == [2, 3, [1, 2, 3]]
+
+
+@pytest.mark.parametrize("broken", ["the other subtask's folder", "operator state"])
+def test_a_start_that_fails_lets_go_of_working_state(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    with open_operator(url, 2, working_folder=tmp_path) as operator:
+        operator.checkpoint()
+    closed: list[WorkingState] = []
+    close = WorkingState.close
+
+    def noted(state: WorkingState) -> None:
+        closed.append(state)
+        close(state)
+
+    monkeypatch.setattr(WorkingState, "close", noted)
+    if broken == "operator state":
+        monkeypatch.setattr("flowstate.subtask.operator_share", raise_lost)
+    else:
+        other = tmp_path / "64-127-of-128"
+        other.rename(tmp_path / "elsewhere")
+        other.write_text("a file in its place")
+    with pytest.raises(StorageError):
+        open_operator(url, 2, working_folder=tmp_path)
+
+    assert len(closed) == 1
+
+
+def raise_lost(*_: object, **__: object) -> None:
+    raise StorageError("lost")
 
 
 # What does not fit is refused.

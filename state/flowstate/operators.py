@@ -10,6 +10,7 @@ import logging
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from flowstate.checkpoint import (
@@ -151,26 +152,31 @@ class LocalOperator:
             )
         elif restore_from is not None:
             source, restored = CheckpointStorage.resolve(restore_from, storage_options)
-        self.subtasks = [
-            Subtask(
-                self.storage,
-                SubtaskConfig(
-                    subtask_index=index,
-                    parallelism=parallelism,
-                    max_parallelism=max_parallelism,
-                    key_type=key_type,
-                    assigner=assigner,
-                    run=self.run,
-                    working_folder=working_folder,
-                    compact=compact,
-                    allow_non_restored_state=allow_non_restored_state,
-                ),
-                restored=restored,
-                restored_from=source,
-                clock=clock,
-            )
-            for index in range(parallelism)
-        ]
+        with ExitStack() as opened:
+            # If one of them cannot be opened, the others are closed again.
+            self.subtasks = [
+                opened.enter_context(
+                    Subtask(
+                        self.storage,
+                        SubtaskConfig(
+                            subtask_index=index,
+                            parallelism=parallelism,
+                            max_parallelism=max_parallelism,
+                            key_type=key_type,
+                            assigner=assigner,
+                            run=self.run,
+                            working_folder=working_folder,
+                            compact=compact,
+                            allow_non_restored_state=allow_non_restored_state,
+                        ),
+                        restored=restored,
+                        restored_from=source,
+                        clock=clock,
+                    )
+                )
+                for index in range(parallelism)
+            ]
+            opened.pop_all()
         self.max_parallelism = self.subtasks[0].max_parallelism
         self._group_of = None
         if key_type is not None:

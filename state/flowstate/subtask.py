@@ -165,8 +165,12 @@ class Subtask:
         # Committed, but not in the working state yet.
         self._behind: list[Sequence[StateRows]] = []
         self._working: WorkingState | None = None
-        self._keyed = self._open_keyed(restored)
-        self._operator = self._open_operator(restored)
+        try:
+            self._keyed = self._open_keyed(restored)
+            self._operator = self._open_operator(restored)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def keyed(self) -> KeyedStateBackend:
