@@ -32,3 +32,13 @@ def test_who_has_advanced_it_reads_on_where_no_mark_can_be_set(
         assert (state.identity, contents(state)) == ("v2", V2)
         monkeypatch.undo()
     assert opened(tmp_path, "v2") == "rebuilt"
+
+
+def test_a_relative_folder_is_the_same_one_wherever_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_state(Path("state"), "v1") as state:
+        monkeypatch.chdir("/")
+        state.advance([[map_rows(CHANGES["v2"])]], "v2")
+    assert opened(tmp_path / "state", "v2") == "reused"

@@ -66,7 +66,7 @@ class WorkingState:
         cls, folder: str | os.PathLike[str], wanted: StateVersion, rows_since: RowsSince
     ) -> WorkingState:
         """Return the wanted version: as it is there, or advanced to, or built anew."""
-        path = Path(folder)
+        path = Path(os.path.abspath(folder))
         with store_errors("open the working state", str(path)):
             found = _open_current(path)
             if found is not None and found.identity == wanted.identity:
