@@ -300,8 +300,10 @@ def test_another_assigner_or_key_type_is_refused(url: str) -> None:
     put(operator, "a", 1)
     operator.checkpoint()
 
-    with pytest.raises(MaxParallelismError, match="assigned to key groups by 'flink'"):
-        open_operator(url, assigner=KeyGroupAssigner.XXHASH64)
+    for assigner in (KeyGroupAssigner.XXHASH64, "xxhash64"):
+        with pytest.raises(MaxParallelismError, match="assigned to key groups by 'flink'"):
+            open_operator(url, assigner=assigner)
+    assert get(open_operator(url, assigner="flink"), "a") == 1
     with pytest.raises(StateMigrationError, match=r"keys are of type string.*int64"):
         LocalOperator(url, parallelism=1, key_type=int)
 

@@ -74,10 +74,10 @@ def check_restorable(
             f"than the configured parallelism ({parallelism}). Reduce the parallelism to "
             f"{record.max_parallelism} or less"
         )
-    if assigner is not None and record.key_type is not None and assigner is not record.assigner:
+    if assigner is not None and record.key_type is not None and assigner != record.assigner:
         raise MaxParallelismError(
-            f"the checkpoint's keys were assigned to key groups by {record.assigner.value!r}, the "
-            f"program uses {assigner.value!r}. Use {record.assigner.value!r}"
+            f"the checkpoint's keys were assigned to key groups by {str(record.assigner)!r}, the "
+            f"program uses {str(assigner)!r}. Use {str(record.assigner)!r}"
         )
     if key_type is not None and record.key_type is not None:
         stored = type_from_text(record.key_type)
