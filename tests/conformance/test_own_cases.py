@@ -244,6 +244,7 @@ def test_other_cases_of_operator_state_are_replayed(tmp_path: Path) -> None:
         case("names", ("state names in handle", ["p", "q"]), ("offsets", 0)),
         case("map", ("putAll a=1,b=null", "void"), ("get b", None), ("keys", ["b", "a"])),
         case("nothing_to_put", ("putAll null", REFUSED), ("isEmpty", True)),
+        case("key_like_an_element", ("put a|b 1", "void"), ("get a|b", 1), ("keys", ["a|b"])),
         case(
             "map_then_list",
             ("getBroadcastState(x).put k 1", "void"),
