@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,25 @@ def test_a_row_that_no_table_has_fails_alone(
 
     assert code == 1
     assert "1 passed, 25 failed, 0 skipped" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"cases": [keyed("none", {"type": "value"})]},
+        {"cases": [{"id": "none", "on_timer_actions": {}, "steps": []}]},
+        {"threshold": 5, "parallelism": 1, "events": []},
+    ],
+    ids=["keyed-state", "timers", "trace"],
+)
+def test_a_script_without_a_step_does_not_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: dict[str, Any]
+) -> None:
+    write(tmp_path, document)
+    code = main([str(tmp_path)])
+
+    assert code == 1
+    assert "has no step to replay: []" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

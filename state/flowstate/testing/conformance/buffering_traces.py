@@ -19,7 +19,14 @@ from flowstate.operator_state import OperatorStateBackend
 from flowstate.operators import LocalOperator
 from flowstate.subtask import Subtask
 from flowstate.testing.clock import ManualClock
-from flowstate.testing.conformance.trial import Json, Trial, VectorError, expect, field_of
+from flowstate.testing.conformance.trial import (
+    Json,
+    Trial,
+    VectorError,
+    expect,
+    field_of,
+    steps_of,
+)
 
 __all__ = ["is_document", "parts_of", "replay"]
 
@@ -141,7 +148,7 @@ class _Run:
         )
         self._functions = _functions(self._operator, self.threshold)
         self._last_input: Json = None
-        for number, event in enumerate(document["events"], start=1):
+        for number, event in enumerate(steps_of(document, "events"), start=1):
             self._step(number, event)
 
     def _step(self, number: int, event: Mapping[str, Json]) -> None:

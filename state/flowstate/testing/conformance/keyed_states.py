@@ -34,6 +34,7 @@ from flowstate.testing.conformance.trial import (
     expect_outcome,
     field_of,
     is_refusal,
+    steps_of,
     unordered,
 )
 
@@ -73,7 +74,7 @@ def replay(case: Mapping[str, Json], trial: Trial) -> None:
 
 def _asserted_steps(case: Mapping[str, Json], trial: Trial) -> list[list[_Step]]:
     """Return the steps of the heap backend, except where those of RocksDB are the rule here."""
-    steps: list[_Step] = field_of(case, "steps")
+    steps = steps_of(case)
     rocksdb: list[_Step] | None = case.get("steps_rocksdb")
     if rocksdb is None:
         return [steps]

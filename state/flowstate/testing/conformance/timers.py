@@ -18,6 +18,7 @@ from flowstate.testing.conformance.trial import (
     VectorError,
     expect,
     field_of,
+    steps_of,
     unordered,
 )
 
@@ -39,7 +40,7 @@ def is_case(case: Mapping[str, Json]) -> bool:
 def replay(case: Mapping[str, Json], trial: Trial) -> None:
     """Replay a script."""
     script = _Script(case, trial)
-    for number, step in enumerate(field_of(case, "steps"), start=1):
+    for number, step in enumerate(steps_of(case), start=1):
         script.step(f"step {number}, {step.get('op')}", step)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "field_of",
     "is_refusal",
     "shown",
+    "steps_of",
     "unordered",
 ]
 
@@ -196,6 +197,14 @@ def field_of(case: Mapping[str, Json], name: str) -> Json:
     if name not in case:
         raise VectorError(f"{name!r} is missing in {shown(case)}")
     return case[name]
+
+
+def steps_of(case: Mapping[str, Json], name: str = "steps") -> list[Mapping[str, Json]]:
+    """Return the steps of a script, of which there must be one: none would pass as anything."""
+    steps = field_of(case, name)
+    if not isinstance(steps, list) or not steps:
+        raise VectorError(f"{name!r} has no step to replay: {shown(steps)}")
+    return steps
 
 
 def shown(value: Any) -> str:
