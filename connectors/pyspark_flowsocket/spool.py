@@ -95,10 +95,12 @@ class Spool:
         spool = cls(files, uid, patience)
         for _ in range(_CLAIM_ATTEMPTS):
             try:
-                patience.call(spool._load)
+                patience.call(spool._find_newest)
             except SnapshotMissingError:
                 continue  # The owner before trims meanwhile; what is gone is gone.
             if spool._claim():
+                patience.call(spool._load)
+                spool._headers.clear()  # Only taking over needs them.
                 spool._sweep()
                 return spool
         raise TakenOverError(
@@ -282,32 +284,44 @@ class Spool:
 
     # Taking the spool over.
 
+    def _find_newest(self) -> None:
+        """Learn what everything that follows is counted on from."""
+        if sizes := self._sizes():
+            self._newest = replace(self._verified(max(sizes)), owner=self._owner)
+
     def _load(self) -> None:
-        """Learn what is there: the newest segment, and those before it without a gap."""
-        sizes = {}
-        for file in self._files.list(FOLDER):
-            if match := _NAME.fullmatch(file.path):
-                sizes[int(match.group(1))] = file.size
-        self._index, self._old_claims, self._garbage = [], [], []
-        if not sizes:
-            return
-        newest = max(sizes)
-        self._newest = replace(self._verified(newest), owner=self._owner)
-        following = self._headers[newest]
-        entries = [_entry(following, sizes[newest])]
+        """Learn what is there before the claim, as far back as there is no gap.
+
+        Only now: nobody creates a segment there any more, so the listing misses none. One made
+        while the owner before still writes may show a segment and not the one in front of it.
+        """
+        claim, following = self._index[-1], self._newest
+        entries, old_claims, garbage = [claim], [], []
         is_whole = True
-        for number in sorted(sizes.keys() - {newest}, reverse=True):
-            header = self._header(number, sizes[number])
+        sizes = self._sizes()
+        for number in sorted((one for one in sizes if one < claim.number), reverse=True):
+            try:
+                header = self._header(number, sizes[number])
+            except SnapshotMissingError:
+                continue  # Of a trim that began before the claim, as all is that lies before it.
             # Behind a gap there is only what an interrupted trim has left over.
             is_whole &= number == following.number - 1 and header.end_line == following.first_line
             if is_whole:
                 entries.append(_entry(header, sizes[number]))
                 following = header
             elif header.is_claim:
-                self._old_claims.insert(0, number)
+                old_claims.append(number)
             else:
-                self._garbage.append(number)
-        self._index = entries[::-1]
+                garbage.append(number)
+        self._index, self._old_claims, self._garbage = entries[::-1], old_claims[::-1], garbage
+
+    def _sizes(self) -> dict[int, int]:
+        """Return the sizes of the segments that are listed, by number."""
+        sizes = {}
+        for file in self._files.list(FOLDER):
+            if match := _NAME.fullmatch(file.path):
+                sizes[int(match.group(1))] = file.size
+        return sizes
 
     def _verified(self, number: int) -> SegmentHeader:
         """Read all of the newest segment: everything that follows is counted on from it."""
@@ -352,7 +366,6 @@ class Spool:
         data = encode_segment(header, [])
         if not self._patience.call(lambda: self._create(header, data)):
             return False
-        self._headers.clear()  # Only taking over needs them.
         self._add(header, len(data))
         return True
 

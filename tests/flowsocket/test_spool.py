@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from flowstate.errors import SnapshotCorruptError, StoreFullError, StoreUnavailableError
-from flowstate.storage.filesystems import StateFileSystem, open_file_system
+from flowstate.storage.filesystems import FileEntry, StateFileSystem, open_file_system
 from flowstate.testing.faults import (
     Fault,
     FaultAction,
@@ -145,6 +146,44 @@ def test_an_owner_that_was_replaced_fails_at_its_next_segment(tmp_path: Path) ->
     append(new, "b")
     new.check_owner()
     assert lines_of(new, files) == ["a", "b"]
+
+
+class _ListedMeanwhile:
+    """Files of which the first listing takes so long that an owner writes two segments meanwhile.
+
+    A local file system may show the second of them and not the first.
+    """
+
+    def __init__(self, files: StateFileSystem, owner: Spool) -> None:
+        self._files = files
+        self._owner = owner
+        self._listings = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def list(self, folder: str) -> list[FileEntry]:
+        self._listings += 1
+        if self._listings > 1:
+            return self._files.list(folder)
+        append(self._owner, "missed")
+        missed = segment_path(self._owner._newest.number)
+        append(self._owner, "seen")
+        return [file for file in self._files.list(folder) if file.path != missed]
+
+
+def test_what_the_old_owner_writes_during_the_takeover_is_not_taken_for_a_gap(
+    tmp_path: Path,
+) -> None:
+    files = new_files(tmp_path)
+    old = open_spool(files)
+    for value in "ab":
+        append(old, value)
+    new = open_spool(_ListedMeanwhile(files, old))
+
+    assert lines_of(new, files, 0) == ["a", "b", "missed", "seen"]
+    new.trim(1)
+    assert lines_of(open_spool(files), files) == ["b", "missed", "seen"]
 
 
 def test_it_fails_also_when_everything_of_that_time_is_trimmed(tmp_path: Path) -> None:
