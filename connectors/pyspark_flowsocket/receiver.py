@@ -16,6 +16,8 @@ from pyspark_flowsocket.options import Mode, SocketOptions
 
 __all__ = ["Receiver"]
 
+# What is wrong with one peer, and no reason to end more than its connection.
+_REFUSED = (LineTooLongError, ProtocolError)
 _TURN_S = 0.5
 _EXPIRY_S = 0.25
 _FLUSH_S = 5.0
@@ -133,7 +135,7 @@ class Receiver:
             self._active_at = time.monotonic()
             if connection.state is ConnectionState.RESUME:
                 self._greet(connection)
-        except (LineTooLongError, ProtocolError) as error:
+        except _REFUSED as error:
             self._refuse(connection, error)
         except OSError as error:
             self._end(connection, is_orderly=False, why=f"{type(error).__name__}: {error}")
@@ -184,6 +186,8 @@ class Receiver:
                     self._end(connection, is_orderly=False, why=str(fault))
                 else:
                     self._answer(connection)
+            except _REFUSED as error:
+                self._refuse(connection, error)  # For what it has sent before it was answered.
             except OSError as error:
                 self._end(connection, is_orderly=False, why=f"{type(error).__name__}: {error}")
 

@@ -273,6 +273,33 @@ def test_a_bad_line_is_refused_with_its_code_and_not_acknowledged(tmp_path: Path
         assert received(reader, 1) == ["a"]
 
 
+def test_a_bad_line_that_did_not_wait_for_the_answer_ends_that_connection_only(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    limits = {"maxLineBytes": "100", "segmentInterval": "1 second"}
+    with reading(tmp_path, port, **limits, **ACK) as reader:
+        latest(reader)
+        with call(port) as sock:
+            sock.sendall(b"HELLO one\n")
+            hear(sock)
+            sock.sendall(b"a\n")
+            hear(sock)
+            sock.sendall(b"b\n")
+        # Its answer waits until the line above is durable.
+        with call(port) as sock:
+            sock.sendall(b"HELLO one\n" + b"x" * 1000)
+            resumed, refused = hear(sock, 2)
+            assert resumed == b"RESUME 2"
+            assert refused.startswith(b"ERR LINE_TOO_LONG")
+        with call(port) as sock:
+            sock.sendall(b"HELLO other\n")
+            hear(sock)
+            sock.sendall(b"c\n")
+
+            assert received(reader, 3) == ["a", "b", "c"]
+
+
 def test_the_protocol_works_on_a_connection_that_the_source_opens(tmp_path: Path) -> None:
     with Peer() as peer, reading(tmp_path, peer.port, protocol="ack") as reader:
         latest(reader)
