@@ -93,7 +93,7 @@ class Connector:
             return None
         try:
             sock = self._connected()
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             self._failed(f"{type(error).__name__}: {error}")
             return None
         self._is_connected = self.is_ready = True
@@ -110,7 +110,8 @@ class Connector:
             return
         # A peer that takes calls and says nothing is no better than one that does not answer.
         self._failures = 0 if connection.received_bytes else self._failures
-        self._failed(why, is_counted=not connection.received_bytes)
+        is_last = not self._options.reconnecting.enabled
+        self._failed(why, is_counted=is_last or not connection.received_bytes)
 
     def close(self) -> None:
         pass
@@ -139,12 +140,18 @@ class Connector:
             raise ConnectionLostError(
                 f"no connection to {self._options.address} (options 'host' and 'port') after "
                 f"{self._failures} attempts; the last one: {why}. Check that the peer listens "
-                f"there; 'reconnectAttempts' (now {allowed}) and 'reconnectDelay' say how long to "
-                f"wait for it"
+                f"there; {self._way_to_wait(allowed)}"
             )
         delay_s = reconnecting.delay_s(self._failures)
         self._next_at = time.monotonic() + delay_s
         _log.warning("%s: %s; trying again in %.1f s", self._options.address, why, delay_s)
+
+    def _way_to_wait(self, allowed: int) -> str:
+        if not self._options.reconnecting.enabled:
+            return "it is called only once, because option 'reconnect' is false"
+        return (
+            f"'reconnectAttempts' (now {allowed}) and 'reconnectDelay' say how long to wait for it"
+        )
 
 
 class Listener:
@@ -168,10 +175,12 @@ class Listener:
                 self.listening = self._bound()
                 self.is_ready = True
                 return
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+            except (OSError, ValueError) as error:
+                # A name that can be no host's is a ValueError.
+                number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
+                if number != errno.EADDRINUSE or time.monotonic() >= deadline:
                     raise ConnectionLostError(
-                        f"cannot listen on {self._options.address}: {error.strerror or error}. "
+                        f"cannot listen on {self._options.address}: {text or error}. "
                         f"Choose another 'port' or an address of this machine as 'host', or stop "
                         f"what listens there; 'connectTimeout' says how long to wait for that"
                     ) from None

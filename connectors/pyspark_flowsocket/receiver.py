@@ -173,9 +173,9 @@ class Receiver:
     def _refuse(self, connection: Connection, error: LineTooLongError | ProtocolError) -> None:
         named = type(error)(f"from {connection.peer}: {error.message}")
         connection.refuse(error.kind, error.message)
-        self._end(connection, is_orderly=False, why=str(named))
         if self._options.mode is Mode.CONNECT:
             raise named
+        self._end(connection, is_orderly=False, why=str(named))
 
     def _answer_all(self) -> None:
         for connection in list(self._connections):

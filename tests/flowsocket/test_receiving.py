@@ -108,6 +108,14 @@ def test_a_name_that_is_nobody_is_told_of(tmp_path: Path) -> None:
         assert "no.such.host.invalid" in str(failure_of(reader))
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example", "nul\0.example"], ids=ascii)
+@pytest.mark.parametrize("mode", ["connect", "listen"])
+def test_a_name_that_can_be_no_hosts_is_told_of(tmp_path: Path, mode: str, host: str) -> None:
+    more = {} if mode == "listen" else {"reconnectAttempts": "0"}
+    with reading(tmp_path, 1, host=host, mode=mode, uid="u", **more) as reader:
+        assert isinstance(failure_of(reader), ConnectionLostError)
+
+
 def test_a_lost_connection_is_opened_again_and_lines_go_on(tmp_path: Path) -> None:
     with Peer() as peer, reading(tmp_path, peer.port) as reader:
         latest(reader)
@@ -139,6 +147,37 @@ def test_without_reconnect_the_end_of_the_stream_is_its_end(tmp_path: Path) -> N
         time.sleep(0.1)
 
         assert latest(reader) == 1
+
+
+@pytest.mark.parametrize("ending", ["reset", "silence"])
+def test_without_reconnect_a_connection_that_breaks_is_told_of(
+    tmp_path: Path, ending: str
+) -> None:
+    options = {"reconnect": "false", "readTimeout": "1 second"}
+    with Peer() as peer, reading(tmp_path, peer.port, **options) as reader:
+        latest(reader)
+        sock = peer.accept()
+        sock.sendall(b"one\nha")
+        wait_until(reader, 1)
+        if ending == "reset":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        error = failure_of(reader)
+        sock.close()
+
+        assert isinstance(error, ConnectionLostError)
+        assert "'reconnect' is false" in str(error)
+        assert latest_end(reader) == 1
+
+
+def test_a_long_line_without_reconnect_is_told_of_as_such(tmp_path: Path) -> None:
+    options = {"reconnect": "false", "maxLineBytes": "100"}
+    with Peer() as peer, reading(tmp_path, peer.port, **options) as reader:
+        latest(reader)
+        with peer.accept() as sock:
+            sock.sendall(b"x" * 5000)
+
+            assert isinstance(failure_of(reader), LineTooLongError)
 
 
 def test_a_peer_that_ends_at_once_again_and_again_is_given_up(tmp_path: Path) -> None:
