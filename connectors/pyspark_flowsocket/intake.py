@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -167,6 +168,7 @@ class Intake:
             now_us = time.time_ns() // 1000
             self._partial_lines += inflow.buffer.finish(now_us, is_orderly=is_orderly)
             self._count_pending(inflow.buffer.complete_bytes - before)
+            self._forget_empty(inflow)
 
     def discard(self, inflow: Inflow) -> None:
         """End a connection whose sender will send again what is not durable."""
@@ -205,6 +207,14 @@ class Intake:
         inflow.is_closed = True
         self._pending_bytes -= inflow.buffer.complete_bytes
         inflow.buffer.clear()
+        self._forget_empty(inflow)
+
+    def _forget_empty(self, inflow: Inflow) -> None:
+        # Not left to the next segment: while nobody sends a line there is none, and whoever looks
+        # whether the port is open would be remembered until then.
+        if not inflow.buffer.complete_bytes:
+            with suppress(ValueError):
+                self._inflows.remove(inflow)
 
     # For the reader.
 

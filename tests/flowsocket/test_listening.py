@@ -76,6 +76,19 @@ def test_slow_silent_and_hostile_clients_stall_nobody(tmp_path: Path) -> None:
                 assert received(reader, 4)[-1] == "half a line"
 
 
+def test_clients_that_say_nothing_leave_nothing_behind(tmp_path: Path) -> None:
+    port = free_port()
+    with reading(tmp_path, port, mode="listen", onPartialLine="drop") as reader:
+        latest(reader)
+        for _ in range(20):
+            with call(port) as sock:
+                sock.sendall(b"no line")
+        intake = reader._started().intake
+
+        wait_for(lambda: intake._partial_lines == 20)
+        assert intake._inflows == []
+
+
 def test_clients_above_the_limit_are_turned_away(tmp_path: Path) -> None:
     port = free_port()
     with reading(tmp_path, port, mode="listen", maxConnections="2") as reader:
