@@ -47,7 +47,7 @@ class Connection:
         self.peer = peer
         self.inflow = Inflow(peer, LineBuffer(options.rules))
         self.received_bytes = 0
-        self.opened_at = self.active_at = time.monotonic()
+        self.opened_at = self.active_at = self.served_at = time.monotonic()
         self.outgoing = bytearray()
         self._intake = intake
         self._greeting = bytearray()

@@ -115,20 +115,28 @@ class Receiver:
             self._active_at = time.monotonic()  # It is the store that is slow, not the peers.
         selector = self._control if is_paused else self._selector
         timeout_s = _TURN_S if self._is_draining else min(_TURN_S, self._endpoint.due_in_s())
+        readable = []
         for key, _ in selector.select(timeout_s):
             if isinstance(key.data, Connection):
-                self._serve(key.data)
+                readable.append(key.data)
             elif key.fileobj is self._wake_in:
                 self._drain_wakes()
                 self._answer_all()
             elif not self._is_draining:
                 for connection in self._endpoint.accept(len(self._connections)):
                     self._admit(connection)
+        # Thousands may be readable at once, and all of them together are more than memory is for.
+        # Who has waited longest comes first, so that nobody waits for ever.
+        for connection in sorted(readable, key=lambda one: one.served_at):
+            if self._intake.is_paused:
+                break
+            self._serve(connection)
         self._expire()
 
     def _serve(self, connection: Connection) -> None:
         if connection not in self._connections:
             return  # Closed in this very turn.
+        connection.served_at = time.monotonic()
         try:
             connection.send()
             is_open = connection.receive()

@@ -7,15 +7,18 @@ import ssl
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pyspark_flowsocket.errors import ConnectionLostError
+from pyspark_flowsocket.intake import Intake
 from pyspark_flowsocket.send import FileSender
 from pyspark_flowsocket.send import main as send_main
 
 from .peers import (
+    WAIT_S,
     Peer,
     call,
     free_port,
@@ -74,6 +77,66 @@ def test_slow_silent_and_hostile_clients_stall_nobody(tmp_path: Path) -> None:
                 assert received(reader, 3) == ["before", "good", "fine"]
                 slow.sendall(b"ne\n")
                 assert received(reader, 4)[-1] == "half a line"
+
+
+def test_many_clients_at_once_take_no_more_memory_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: list[int] = []
+    count = Intake._count_pending
+
+    def counting(intake: Intake, added: int) -> None:
+        count(intake, added)
+        pending.append(intake._pending_bytes)
+
+    monkeypatch.setattr(Intake, "_count_pending", counting)
+    port = free_port()
+    limits = {"segmentBytes": "64k", "maxSpoolBytes": "64k"}
+    with reading(tmp_path, port, mode="listen", **limits) as reader:
+        latest(reader)
+        clients = [call(port) for _ in range(30)]
+        clients[0].sendall(b"x" * 99_999 + b"\n")
+        wait_for(lambda: report(reader)["isFull"])
+        # Meanwhile the system takes what they send, so that all are readable when it goes on.
+        for client in clients:
+            client.sendall((b"x" * 99 + b"\n") * 640)
+        done = 0
+        while done < 30 * 640 + 1:
+            wait_until(reader, done + 1, start=done)
+            done = latest(reader, done)
+        for client in clients:
+            client.close()
+
+    # A connection gets a segment's worth in its turn, and the turn of the last may begin just
+    # below the limit.
+    assert max(pending) <= 3 * (64 << 10)
+
+
+def test_clients_that_never_stop_leave_turns_to_others(tmp_path: Path) -> None:
+    port = free_port()
+    limits = {"segmentBytes": "4k", "maxSpoolBytes": "4k", "idleTimeout": "0s"}
+    with reading(tmp_path, port, mode="listen", **limits) as reader:
+        latest(reader)
+        greedy = [call(port) for _ in range(3)]
+        polite = call(port)
+        for client in greedy:
+            client.setblocking(False)
+        done, turns, seen = 0, 0, False
+        deadline = time.monotonic() + WAIT_S
+        while not seen and time.monotonic() < deadline:
+            for client in greedy:
+                with suppress(BlockingIOError):
+                    client.send((b"x" * 99 + b"\n") * 640)
+            turns += 1
+            if turns == 10:
+                polite.sendall(b"please\n")
+            end = latest(reader, done)
+            seen = "please" in lines(reader, done, end)
+            done = end
+        for client in (*greedy, polite):
+            client.close()
+
+    assert seen
 
 
 def test_clients_that_say_nothing_leave_nothing_behind(tmp_path: Path) -> None:
