@@ -34,8 +34,6 @@ class Endpoint(Protocol):
     """Readable when somebody calls."""
     is_ended: bool
     """No connection will come any more."""
-    is_ready: bool
-    """A peer was reached, or can reach this side."""
     rejected: int
     """How many connections were not taken because there were too many."""
 
@@ -77,7 +75,6 @@ class Connector:
         self._is_connected = False
         self.listening: socket.socket | None = None
         self.is_ended = False
-        self.is_ready = False
         self.rejected = 0
 
     def open(self, stop: threading.Event) -> None:
@@ -96,7 +93,7 @@ class Connector:
         except (OSError, ValueError) as error:
             self._failed(f"{type(error).__name__}: {error}")
             return None
-        self._is_connected = self.is_ready = True
+        self._is_connected = True
         return Connection(sock, self._options.address, self._options, self._intake)
 
     def accept(self, open_connections: int) -> list[Connection]:
@@ -164,7 +161,6 @@ class Listener:
         self._last_logged = -math.inf
         self.listening: socket.socket | None = None
         self.is_ended = False
-        self.is_ready = False
         self.rejected = 0
 
     def open(self, stop: threading.Event) -> None:
@@ -173,7 +169,6 @@ class Listener:
         while not stop.is_set():
             try:
                 self.listening = self._bound()
-                self.is_ready = True
                 return
             except (OSError, ValueError) as error:
                 # A name that can be no host's is a ValueError.

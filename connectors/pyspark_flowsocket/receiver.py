@@ -20,6 +20,7 @@ __all__ = ["Receiver"]
 _REFUSED = (LineTooLongError, ProtocolError)
 _TURN_S = 0.5
 _EXPIRY_S = 0.25
+_QUIET_S = 0.02
 _FLUSH_S = 5.0
 
 
@@ -39,8 +40,8 @@ class Receiver:
         self._is_draining = False
         self._was_paused = False
         self._next_expiry = 0.0
-        self._ended_once = False
-        self._active_at = time.monotonic()
+        self._is_reached = self._ended_once = False
+        self._active_at = self._quiet_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="flowsocket-receiver", daemon=True)
         for end in (self._wake_in, self._wake_out):
             end.setblocking(False)
@@ -81,11 +82,14 @@ class Receiver:
     def wait_quiet(self, idle_s: float) -> None:
         """Wait until the peer's stream has ended, nothing comes, or the spool is full."""
         while self._intake.failure is None:
-            is_idle = self._endpoint.is_ready and time.monotonic() - self._active_at >= idle_s
+            # By the clock of the loop: a busy machine may let it run so late that what came in
+            # time was not received yet.
+            is_idle = self._is_reached and self._quiet_at - self._active_at >= idle_s
             is_over = self._options.mode is Mode.CONNECT and self._ended_once
             if is_idle or is_over or self._intake.is_full:
                 return
-            time.sleep(0.01)
+            self.wake()
+            time.sleep(_QUIET_S)
 
     # The loop.
 
@@ -94,7 +98,7 @@ class Receiver:
             self._endpoint.open(self._stop)
             if self._endpoint.listening is not None:
                 self._watch(self._endpoint.listening)
-            self._active_at = time.monotonic()
+                self._mark_active()
             while not self._stop.is_set() and self._intake.failure is None:
                 self._turn()
             self._answer_all()
@@ -116,7 +120,11 @@ class Receiver:
         selector = self._control if is_paused else self._selector
         timeout_s = _TURN_S if self._is_draining else min(_TURN_S, self._endpoint.due_in_s())
         readable = []
-        for key, _ in selector.select(timeout_s):
+        asked_at = time.monotonic()
+        events = selector.select(timeout_s)
+        if all(key.fileobj is self._wake_in for key, _ in events):
+            self._quiet_at = asked_at
+        for key, _ in events:
             if isinstance(key.data, Connection):
                 readable.append(key.data)
             elif key.fileobj is self._wake_in:
@@ -202,7 +210,12 @@ class Receiver:
     def _admit(self, connection: Connection) -> None:
         self._connections.add(connection)
         self._selector.register(connection.sock, selectors.EVENT_READ, connection)
+        self._mark_active()
+
+    def _mark_active(self) -> None:
+        """Note that a peer was reached, or can reach this side; silence counts from now on."""
         self._active_at = time.monotonic()
+        self._is_reached = True
 
     def _end(self, connection: Connection, *, is_orderly: bool, why: str) -> None:
         self._connections.discard(connection)

@@ -193,7 +193,7 @@ def test_a_new_owner_gets_the_port_of_the_old_one(tmp_path: Path) -> None:
             assert received(old, 1) == ["one"]
         with reading(tmp_path, port, mode="listen") as new:
             latest(new)
-            wait_for(lambda: new._started().receiver._endpoint.is_ready)
+            wait_for(lambda: new._started().receiver._is_reached)
             with call(port) as sock:
                 sock.sendall(b"two\n")
                 assert received(new, 2) == ["one", "two"]
