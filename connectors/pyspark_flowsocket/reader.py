@@ -61,6 +61,7 @@ class SocketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SocketOptions) -> None:
         self._options = options
         self._running: _Running | None = None
+        self._is_available_now = False
         self._target_line: int | None = None
 
     @classmethod
@@ -95,11 +96,10 @@ class SocketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        running = self._started()
-        running.receiver.wait_quiet(self._options.available_now_idle_ms / 1000)
-        running.receiver.stop(self._options.storage_timeout_ms / 1000 + _STOP_S)
-        running.check()
-        self._target_line = running.spool.end_line
+        # What is available is received at the first question for it: only then Spark tells how far
+        # it is. The spool may be full of lines of its last batch, and nothing would be received.
+        self._started()
+        self._is_available_now = True
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         running = self._started()
@@ -107,6 +107,8 @@ class SocketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         spool, line = running.spool, _line(start)
         spool.check_retained(line, line)
         running.intake.processed(line)
+        if self._is_available_now and self._target_line is None:
+            self._target_line = self._received_now(running)
         available = spool.end_line if self._target_line is None else self._target_line
         end = max(line, available)
         rows = _least(self._options.max_rows_per_trigger, getattr(limit, "max_rows", None))
@@ -119,6 +121,13 @@ class SocketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if size is not None and end > line:
             end = min(end, spool.line_after_bytes(line, size))
         return _offset(end)
+
+    def _received_now(self, running: _Running) -> int:
+        """Receive what is available now and no more; return the line behind it."""
+        running.receiver.wait_quiet(self._options.available_now_idle_ms / 1000)
+        running.receiver.stop(self._options.storage_timeout_ms / 1000 + _STOP_S)
+        running.check()
+        return running.spool.end_line
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return None if self._running is None else self._running.report()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +123,7 @@ def test_available_now_ends_with_the_stream_and_acknowledges(tmp_path: Path) -> 
             hear(sock)
             sock.sendall(b"a\n")
             reader.prepareForTriggerAvailableNow()
+            assert latest(reader) == 1
 
             assert hear(sock) == [b"ACK 1"]
             assert sock.recv(10) == b""
@@ -136,6 +136,21 @@ def test_available_now_ends_with_the_stream_and_acknowledges(tmp_path: Path) -> 
         assert lines(reader, 0, latest(reader)) == ["a", "last"]
 
 
+def test_available_now_goes_on_behind_a_batch_as_large_as_the_spool(tmp_path: Path) -> None:
+    limits = {"segmentBytes": "64k", "maxSpoolBytes": "64k", "availableNowIdle": "10 seconds"}
+    ends = [0]
+    with Peer() as peer:
+        for text in (b"x" * 70_000 + b"\n", b"more\n"):
+            # The last batch of a run is committed by the next run, when it has something new.
+            with reading(tmp_path, peer.port, **limits) as reader:
+                reader.prepareForTriggerAvailableNow()
+                with peer.accept() as sock:
+                    sock.sendall(text)
+                ends.append(latest(reader, ends[-1]))
+
+    assert ends == [0, 1, 2]
+
+
 def test_stopping_makes_durable_what_was_received(tmp_path: Path) -> None:
     with Peer() as peer:
         with reading(tmp_path, peer.port, segmentInterval="1 hour") as reader:
@@ -144,7 +159,7 @@ def test_stopping_makes_durable_what_was_received(tmp_path: Path) -> None:
             sock.sendall(b"sealed at once\n")
             received(reader, 1)
             sock.sendall(b"waits\n")
-            time.sleep(0.1)
+            wait_for(lambda: reader._started().intake._pending_bytes)
             assert latest(reader) == 1
         with reading(tmp_path, peer.port) as again:
             assert lines(again, 0, latest(again)) == ["sealed at once", "waits"]
