@@ -1,4 +1,4 @@
-"""Bytes into lines, in bulk: nothing here runs once per line, unless the line is a bad one.
+"""Bytes into lines, in bulk: nothing here runs once per line, unless the line is truncated.
 
 ``cut_lines`` gets a block of whole lines as UTF-8, each with its delimiter, and returns one Arrow
 column. Streams in another charset are turned into UTF-8 before (``Utf8Decoder``), where bytes that
@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_flowsocket.errors import LineTooLongError, SocketSourceError, UndecodableLineError
 from pyspark_flowsocket.options import LineRules, OnBadLine, OnLongLine
@@ -20,8 +21,9 @@ from pyspark_flowsocket.options import LineRules, OnBadLine, OnLongLine
 __all__ = ["CutLines", "LineCounts", "Utf8Decoder", "cut_lines"]
 
 Positions: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Mask: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
-_REPLACEMENT = "\ufffd"
+_REPLACEMENT = "\ufffd".encode()
 # A lone surrogate: no text has it, and written out it is not valid UTF-8.
 _MARK = "\udcff"
 _MARK_BYTES = _MARK.encode("utf-8", "surrogatepass")
@@ -80,14 +82,16 @@ def cut_lines(block: bytes, rules: LineRules) -> CutLines:
     """Cut a block into lines; it ends with a delimiter."""
     positions = _find(block, rules.delimiter)
     lengths, data = _without_delimiters(block, positions, rules)
-    offsets = np.zeros(len(positions) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    values = _column(offsets, data)
     ends = positions + len(rules.delimiter)
     longest = int(lengths.max()) if len(lengths) else 0
-    if longest <= rules.max_line_bytes and _is_utf8(data):
+    # The block and not the lines one behind the other: there, half a character at the end of one
+    # line and the other half at the beginning of the next would be a whole one.
+    is_text = _is_utf8(block)
+    if longest <= rules.max_line_bytes and is_text:
+        values = _column(lengths, data, pa.string())
         return CutLines(values, ends, LineCounts(received=len(positions)))
-    return _Mender(rules, offsets, data).mended(ends)
+    given = _column(lengths, data, pa.binary())
+    return _mended(given, given if is_text else _replaced(block, rules), lengths, ends, rules)
 
 
 def _find(block: bytes, delimiter: bytes) -> Positions:
@@ -132,13 +136,14 @@ def _without_delimiters(
     return lengths, block.replace(rules.delimiter, b"")
 
 
-def _column(offsets: Positions, data: bytes) -> pa.StringArray:
-    return pa.StringArray.from_buffers(
-        len(offsets) - 1, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)
-    )
+def _column(lengths: Positions, data: bytes, kind: pa.DataType) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(lengths), buffers)
 
 
-def _is_utf8(data: bytes | memoryview) -> bool:
+def _is_utf8(data: bytes) -> bool:
     """Tell whether all of it is valid; cut at delimiters, valid text stays valid."""
     whole = pa.StringArray.from_buffers(
         1, pa.py_buffer(np.array([0, len(data)], np.int32)), pa.py_buffer(data)
@@ -150,91 +155,85 @@ def _is_utf8(data: bytes | memoryview) -> bool:
     return True
 
 
-class _Mender:
-    """Lines of which some are too long or no text; only those are looked at one by one."""
+def _replaced(block: bytes, rules: LineRules) -> pa.BinaryArray:
+    """Return the lines of a block with U+FFFD for what is no text; there are as many of them.
 
-    def __init__(self, rules: LineRules, offsets: Positions, data: bytes) -> None:
-        self._rules = rules
-        self._offsets = offsets
-        self._data = memoryview(data)
-        self._skipped = self._truncated = self._undecodable = 0
+    All bytes of a delimiter are text, and it has no U+FFFD, so none vanishes or comes to be.
+    """
+    text = block.replace(_MARK_BYTES, _REPLACEMENT).decode("utf-8", "replace").encode()
+    lengths, data = _without_delimiters(text, _find(text, rules.delimiter), rules)
+    return _column(lengths, data, pa.binary())
 
-    def mended(self, ends: Positions) -> CutLines:
-        lengths = np.diff(self._offsets)
-        long = set(np.flatnonzero(lengths > self._rules.max_line_bytes).tolist())
-        bad = long | self._undecodable_lines()
-        pieces: list[pa.StringArray] = []
-        kept = np.ones(len(ends), bool)
-        fault: SocketSourceError | None = None
-        done = 0
-        for index in sorted(bad):
-            pieces.append(self._lines(done, index))
-            try:
-                line = self._mend(index, is_long=index in long)
-            except SocketSourceError as error:
-                fault, done = error, index
-                kept[index:] = False
-                break
-            if line is None:
-                kept[index] = False
-            else:
-                pieces.append(pa.array([line], pa.string()))
-            done = index + 1
-        if fault is None:
-            pieces.append(self._lines(done, len(ends)))
-            done = len(ends)
-        counts = LineCounts(done, self._skipped, self._truncated, self._undecodable)
-        return CutLines(pa.concat_arrays(pieces), ends[kept], counts, fault)
 
-    def _lines(self, begin: int, end: int) -> pa.StringArray:
-        offsets = self._offsets[begin : end + 1]
-        data = self._data[int(offsets[0]) : int(offsets[-1])]
-        return _column(offsets - offsets[0], bytes(data))
+def _mended(
+    given: pa.BinaryArray,
+    text: pa.BinaryArray,
+    lengths: Positions,
+    ends: Positions,
+    rules: LineRules,
+) -> CutLines:
+    """Apply the rules to a block in which some lines are too long or no text, perhaps all."""
+    is_long = lengths > rules.max_line_bytes
+    # Whatever is no text was replaced, and nothing else was.
+    is_bad = pc.not_equal(given, text).to_numpy(zero_copy_only=False) & ~is_long
+    kept, is_fault = np.ones(len(ends), bool), np.zeros(len(ends), bool)
+    if rules.on_long_line is OnLongLine.SKIP:
+        kept &= ~is_long
+    elif rules.on_long_line is OnLongLine.FAIL:
+        is_fault |= is_long
+    else:
+        text = _truncated(given, text, is_long, is_bad, rules)
+    if rules.on_decode_error is OnBadLine.SKIP:
+        kept &= ~is_bad
+    elif rules.on_decode_error is OnBadLine.FAIL:
+        is_fault |= is_bad
+    done = int(is_fault.argmax()) if is_fault.any() else len(ends)
+    fault = _fault_of(given[done].as_py(), rules) if done < len(ends) else None
+    kept[done:] = False
+    counts = LineCounts(
+        received=done,
+        skipped=done - int(np.count_nonzero(kept)),
+        truncated=_count(is_long[:done]) if rules.on_long_line is OnLongLine.TRUNCATE else 0,
+        undecodable=_count(is_bad[:done]),
+    )
+    values = text.filter(pa.array(kept)).cast(pa.string())
+    return CutLines(values, ends[kept], counts, fault)
 
-    def _undecodable_lines(self) -> set[int]:
-        """Find bad lines by halving what holds some, so that good ones are checked in bulk."""
-        found: set[int] = set()
-        open_ranges = [(0, len(self._offsets) - 1)]
-        while open_ranges:
-            begin, end = open_ranges.pop()
-            if _is_utf8(self._data[int(self._offsets[begin]) : int(self._offsets[end])]):
-                continue
-            if end - begin == 1:
-                found.add(begin)
-            else:
-                middle = (begin + end) // 2
-                open_ranges += [(begin, middle), (middle, end)]
-        return found
 
-    def _mend(self, index: int, *, is_long: bool) -> str | None:
-        """Return the line as it may be taken, or None where it is skipped."""
-        raw = bytes(self._data[int(self._offsets[index]) : int(self._offsets[index + 1])])
-        if is_long:
-            if self._rules.on_long_line is OnLongLine.SKIP:
-                self._skipped += 1
-                return None
-            if self._rules.on_long_line is OnLongLine.FAIL:
-                raise line_too_long(self._rules)
-            self._truncated += 1
-            raw = _cut_at_character(raw, self._rules.max_line_bytes)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            return self._mend_text(raw, error)
+def _count(mask: Mask) -> int:
+    return int(np.count_nonzero(mask))
 
-    def _mend_text(self, raw: bytes, error: UnicodeDecodeError) -> str | None:
-        if self._rules.on_decode_error is OnBadLine.FAIL:
-            shown = raw[max(0, error.start - 8) :][:_SHOWN_BYTES]
-            raise UndecodableLineError(
-                f"a line is no text in the charset {self._rules.charset!r}, at byte {error.start} "
-                f"of it; the bytes around: {shown!r}. Set option 'charset' to what the peer sends, "
-                f"or 'onDecodeError' to replace or skip"
-            )
-        self._undecodable += 1
-        if self._rules.on_decode_error is OnBadLine.SKIP:
-            self._skipped += 1
-            return None
-        return raw.replace(_MARK_BYTES, _REPLACEMENT.encode()).decode("utf-8", "replace")
+
+def _truncated(
+    given: pa.BinaryArray, text: pa.BinaryArray, is_long: Mask, is_bad: Mask, rules: LineRules
+) -> pa.BinaryArray:
+    """Cut the long lines, and note which of them are no text even so."""
+    cut = []
+    for index in np.flatnonzero(is_long).tolist():
+        raw = _cut_at_character(given[index].as_py(), rules.max_line_bytes)
+        mended = raw.replace(_MARK_BYTES, _REPLACEMENT).decode("utf-8", "replace").encode()
+        is_bad[index] = mended != raw
+        cut.append(mended)
+    return pc.replace_with_mask(text, pa.array(is_long), pa.array(cut, pa.binary()))
+
+
+def _fault_of(line: bytes, rules: LineRules) -> SocketSourceError:
+    """Say what is wrong with a line that must not be taken."""
+    if len(line) > rules.max_line_bytes:
+        if rules.on_long_line is OnLongLine.FAIL:
+            return line_too_long(rules)
+        line = _cut_at_character(line, rules.max_line_bytes)
+    try:
+        line.decode()
+        place = 0
+    except UnicodeDecodeError as error:
+        place = error.start
+    shown = line[max(0, place - 8) :][:_SHOWN_BYTES]
+    return UndecodableLineError(
+        f"a line is no text in the charset {rules.charset!r}, at byte {place} of it; the bytes "
+        f"around: {shown!r}. Set option 'charset' to what the peer sends, or 'onDecodeError' to "
+        f"replace or skip"
+    )
 
 
 def line_too_long(rules: LineRules) -> LineTooLongError:

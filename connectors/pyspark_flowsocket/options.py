@@ -355,6 +355,11 @@ def _delimiter(options: Options) -> bytes:
         delimiter = text.encode()
     except UnicodeEncodeError:
         raise options.error(f"option 'delimiter' is not valid text: {text!r}") from None
+    if "\ufffd" in text:
+        raise options.error(
+            "option 'delimiter' has U+FFFD in it, which stands for bytes that are no text: choose "
+            "another one"
+        )
     if not 1 <= len(delimiter) <= DELIMITER_BYTES_MAX:
         raise options.error(
             f"option 'delimiter' must have 1..{DELIMITER_BYTES_MAX} bytes, not {len(delimiter)}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import codecs
 import random
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,17 @@ from pyspark_flowsocket.lines import LineCounts, Utf8Decoder, cut_lines
 from pyspark_flowsocket.options import LineRules, OnBadLine, OnLongLine, OnPartialLine
 
 DELIMITERS = [b"\n", b";", b"\r\n", b"||", b"aab", b"\n\n", "é".encode()]
-BYTES = st.binary(max_size=40) | st.text(alphabet="ab|\n\ré;x", max_size=40).map(str.encode)
+# Pieces that are no text by themselves come together, with a delimiter between them or without.
+BYTES = (
+    st.binary(max_size=40)
+    | st.text(alphabet="ab|\n\ré;x", max_size=40).map(str.encode)
+    | st.lists(
+        st.sampled_from(
+            [b"a", b"\n", b"\r", b"|", b";", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80"]
+        ),
+        max_size=20,
+    ).map(b"".join)
+)
 
 
 def rules_of(delimiter: bytes = b"\n", limit: int = 1 << 20, **more: object) -> LineRules:
@@ -142,6 +153,25 @@ def test_one_bad_line_among_many_costs_only_itself() -> None:
     good[777], good[19_999] = "\ufffdbad", "bad\ufffd"
     assert cut.values.to_pylist() == good
     assert cut.counts.undecodable == 2
+
+
+def test_halves_of_a_character_on_two_lines_are_no_text() -> None:
+    cut = cut_lines(b"a\n\xc3\n\xa9\n", rules_of())
+
+    assert cut.values.to_pylist() == ["a", "\ufffd", "\ufffd"]
+    assert cut.counts == LineCounts(received=3, undecodable=2)
+
+
+@pytest.mark.parametrize("bad", ["replace", "skip"])
+def test_lines_that_are_all_bad_do_not_take_long(bad: str) -> None:
+    count = 1 << 19
+    before = time.process_time()
+    cut = cut_lines(b"\xff\n" * count, rules_of(bad=bad))
+
+    assert cut.counts.undecodable == count
+    assert len(cut.values) == (count if bad == "replace" else 0)
+    # One by one they are half a minute, in which nobody's lines become durable.
+    assert time.process_time() - before < 5
 
 
 def test_crlf_is_one_end_and_a_lone_carriage_return_stays() -> None:

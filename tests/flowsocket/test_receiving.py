@@ -150,9 +150,7 @@ def test_without_reconnect_the_end_of_the_stream_is_its_end(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ending", ["reset", "silence"])
-def test_without_reconnect_a_connection_that_breaks_is_told_of(
-    tmp_path: Path, ending: str
-) -> None:
+def test_without_reconnect_a_connection_that_breaks_is_told_of(tmp_path: Path, ending: str) -> None:
     options = {"reconnect": "false", "readTimeout": "1 second"}
     with Peer() as peer, reading(tmp_path, peer.port, **options) as reader:
         latest(reader)
