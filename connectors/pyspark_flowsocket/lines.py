@@ -67,15 +67,27 @@ class Utf8Decoder:
     """One stream of another charset, as UTF-8. UTF-8 itself needs none."""
 
     def __init__(self, charset: str) -> None:
+        self._charset = charset
         self._decoder = codecs.getincrementaldecoder(charset)("flowsocket-mark")
 
     def feed(self, data: bytes) -> bytes:
         """Turn the next bytes of the stream into UTF-8; an unfinished character waits."""
-        return self._decoder.decode(data).encode("utf-8", "surrogatepass")
+        try:
+            return self._decoder.decode(data).encode("utf-8", "surrogatepass")
+        except UnicodeError as error:
+            # Not about some bytes, which become a mark, but about the stream as a whole.
+            raise UndecodableLineError(
+                f"the stream is no text in the charset {self._charset!r}: {error}. Set option "
+                f"'charset' to what the peer sends; utf-16-le and utf-16-be expect no byte order "
+                f"mark"
+            ) from None
 
     def finish(self) -> bytes:
         """Return what is left when the stream ends."""
-        return self._decoder.decode(b"", True).encode("utf-8", "surrogatepass")
+        try:
+            return self._decoder.decode(b"", True).encode("utf-8", "surrogatepass")
+        except UnicodeError:
+            return _MARK_BYTES
 
 
 def cut_lines(block: bytes, rules: LineRules) -> CutLines:

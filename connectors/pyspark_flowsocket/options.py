@@ -374,8 +374,9 @@ def _charset(options: Options) -> str:
         is_text = getattr(found, "_is_text_encoding", True)
         if not is_text or found.incrementaldecoder is None:
             raise LookupError
-        # Some names are looked up and still decode nothing, such as "undefined".
-        found.incrementaldecoder("strict").decode(b"")
+        # Some names are looked up and still decode nothing, such as "undefined", or only what is
+        # right, such as "idna": bytes that are no text are to be marked, not to end everything.
+        found.incrementaldecoder("surrogateescape").decode(b"")
     except (LookupError, UnicodeError, TypeError, ValueError):
         raise options.error(
             f"option 'charset' must be a charset that Python knows, such as utf-8, iso-8859-1 or "

@@ -10,14 +10,19 @@ from contextlib import suppress
 
 from pyspark_flowsocket.connections import Connection, ConnectionState
 from pyspark_flowsocket.endpoints import endpoint_of
-from pyspark_flowsocket.errors import LineTooLongError, ProtocolError
+from pyspark_flowsocket.errors import (
+    LineTooLongError,
+    ProtocolError,
+    SocketSourceError,
+    UndecodableLineError,
+)
 from pyspark_flowsocket.intake import Intake
 from pyspark_flowsocket.options import Mode, SocketOptions
 
 __all__ = ["Receiver"]
 
 # What is wrong with one peer, and no reason to end more than its connection.
-_REFUSED = (LineTooLongError, ProtocolError)
+_REFUSED = (LineTooLongError, UndecodableLineError, ProtocolError)
 _TURN_S = 0.5
 _EXPIRY_S = 0.25
 _QUIET_S = 0.02
@@ -186,7 +191,7 @@ class Receiver:
             self._waiting.discard(connection)
             self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
-    def _refuse(self, connection: Connection, error: LineTooLongError | ProtocolError) -> None:
+    def _refuse(self, connection: Connection, error: SocketSourceError) -> None:
         named = type(error)(f"from {connection.peer}: {error.message}")
         connection.refuse(error.kind, error.message)
         if self._options.mode is Mode.CONNECT:

@@ -79,6 +79,23 @@ def test_slow_silent_and_hostile_clients_stall_nobody(tmp_path: Path) -> None:
                 assert received(reader, 4)[-1] == "half a line"
 
 
+def test_a_stream_that_is_none_of_the_charset_ends_that_connection_only(tmp_path: Path) -> None:
+    port = free_port()
+    with reading(tmp_path, port, charset="utf-16", **ACK) as reader:
+        latest(reader)
+        with call(port) as sock:
+            sock.sendall(b"HELLO one\n")
+            hear(sock)
+            sock.sendall(b"no byte order mark\n")
+            assert hear(sock)[0].startswith(b"ERR UNDECODABLE")
+        with call(port) as sock:
+            sock.sendall(b"HELLO other\n")
+            hear(sock)
+            sock.sendall("good\n".encode("utf-16"))
+
+            assert received(reader, 1) == ["good"]
+
+
 def test_many_clients_at_once_take_no_more_memory_than_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,8 +309,7 @@ def test_a_sender_that_waits_for_the_store_costs_nothing_meanwhile(tmp_path: Pat
             sock.sendall(b"a\n")
             assert hear(sock) == [b"ACK 1"]
             sock.sendall(b"b\n")
-            time.sleep(0.1)
-        time.sleep(0.1)
+        wait_for(lambda: report(reader)["connections"] == 0)
         before = time.process_time()
         with call(port) as sock:
             # It does not wait for the answer, so there is something to read all the time.
@@ -362,6 +378,7 @@ def test_a_bad_line_that_did_not_wait_for_the_answer_ends_that_connection_only(
             sock.sendall(b"a\n")
             hear(sock)
             sock.sendall(b"b\n")
+        wait_for(lambda: report(reader)["connections"] == 0)
         # Its answer waits until the line above is durable.
         with call(port) as sock:
             sock.sendall(b"HELLO one\n" + b"x" * 1000)
