@@ -12,6 +12,10 @@ __all__ = ["BLOCK_BYTES", "LineBuffer", "TakenBlock"]
 BLOCK_BYTES = 1 << 20
 """Lines are cut in blocks of about this size, which fit into a processor's cache."""
 
+_SMALL_BYTES = 4096
+_MARK_BYTES = 128
+"""What a mark takes; a client that sends its lines one by one makes one for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class TakenBlock:
@@ -44,7 +48,7 @@ class LineBuffer:
         self._tail = b""
         self._is_overlong = False
         self.complete_bytes = 0
-        """How much there is to take."""
+        """How much memory what there is to take has, a bit more than its bytes."""
 
     def feed(self, data: bytes, now_us: int) -> None:
         """Add what was received; ``LineTooLongError`` as soon as the rules call for it."""
@@ -91,7 +95,14 @@ class LineBuffer:
         self._partial, self._tail, self._is_overlong = bytearray(), b"", False
 
     def _add(self, piece: bytes | bytearray | memoryview) -> None:
-        self._complete.append(piece)
+        # Pieces of a few bytes, each an object of its own, would take many times their size.
+        last = self._complete[-1] if self._complete else None
+        if len(piece) >= _SMALL_BYTES:
+            self._complete.append(piece)
+        elif isinstance(last, bytearray):
+            last += piece
+        else:
+            self._complete.append(bytearray(piece))
         self._complete_bytes += len(piece)
         self.complete_bytes += len(piece)
 
@@ -99,6 +110,7 @@ class LineBuffer:
         """Note when the lines up to here were complete."""
         if self._complete_bytes > (self._marks[-1][0] if self._marks else 0):
             self._marks.append((self._complete_bytes, now_us))
+            self.complete_bytes += _MARK_BYTES
         if self._complete_bytes >= BLOCK_BYTES:
             self._close_block()
 

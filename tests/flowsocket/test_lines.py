@@ -3,6 +3,7 @@ from __future__ import annotations
 import codecs
 import random
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -215,6 +216,20 @@ def test_a_stream_without_a_delimiter_takes_no_more_than_a_line_of_memory() -> N
     assert take(buffer, rules_of(limit=1000)) == ["x" * 1000, "next"]
     with pytest.raises(LineTooLongError, match="maxLineBytes"):
         LineBuffer(rules_of(limit=1000, long="fail")).feed(b"x" * 2000, 0)
+
+
+def test_lines_that_come_one_by_one_take_no_more_memory_than_is_counted() -> None:
+    buffer = LineBuffer(rules_of())
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            buffer.feed(bytes([65 + number % 26, 10]), 10**15 + number)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert taken < 1.5 * buffer.complete_bytes
+    assert len(take(buffer, rules_of())) == 20_000
 
 
 def test_an_unfinished_line_is_dropped_when_told_so_or_when_the_end_was_no_orderly_one() -> None:
