@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Protocol
 
+from pyspark_flowsocket.calling import connected
 from pyspark_flowsocket.connections import Connection, keep_alive
 from pyspark_flowsocket.errors import ConnectionLostError
 from pyspark_flowsocket.intake import Intake
@@ -115,8 +116,7 @@ class Connector:
 
     def _connected(self) -> socket.socket:
         timeout_s = self._options.connect_timeout_ms / 1000
-        address = (self._options.host, self._options.port)
-        sock = socket.create_connection(address, timeout=timeout_s)
+        sock = connected((self._options.host, self._options.port), timeout_s)
         try:
             keep_alive(sock)
             if self._context is not None and self._options.tls is not None:

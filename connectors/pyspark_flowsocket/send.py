@@ -8,9 +8,11 @@ The file may grow meanwhile only behind its end as it was found.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import socket
 import ssl
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from pyspark_flowsocket import acks
-from pyspark_flowsocket.errors import ConnectionLostError, ProtocolError
+from pyspark_flowsocket.calling import connected
+from pyspark_flowsocket.errors import ConnectionLostError, ProtocolError, SocketSourceError
 
 __all__ = ["FileSender", "main"]
 
@@ -71,7 +74,13 @@ class FileSender:
         self._silence_s = silence_s
         self._show = show
         self._shown_at = 0.0
-        self._size = os.path.getsize(path)
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise SocketSourceError(
+                f"{path} is no regular file: lines must be there to be read again after a crash. "
+                f"Write them to a file first"
+            )
+        self._size = found.st_size
         self._lines = _count_lines(path, self._size)
         self._sent = self._durable = self._sent_bytes = self._connections = 0
 
@@ -121,7 +130,7 @@ class FileSender:
                 self._tell(answers)
 
     def _connected(self) -> socket.socket:
-        sock = socket.create_connection(self._address, timeout=self._silence_s)
+        sock = connected(self._address, self._silence_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is None:
             return sock
@@ -193,7 +202,11 @@ def default_sender(path: str) -> str:
     """Return an id that is the same each time for the same file on the same machine."""
     name = f"{socket.gethostname()}:{os.path.abspath(path)}"
     visible = "".join(c if "!" <= c <= "~" else f"%{ord(c):x}" for c in name)
-    return visible[-acks.SENDER_LENGTH_MAX :]
+    if len(visible) <= acks.SENDER_LENGTH_MAX:
+        return visible
+    # Ends alone may be those of another file, whose lines would then count as sent.
+    digest = hashlib.sha256(visible.encode()).hexdigest()[:32]
+    return f"{digest}:{visible[len(digest) + 1 - acks.SENDER_LENGTH_MAX :]}"
 
 
 def _count_lines(path: str, size: int) -> int:
@@ -223,6 +236,11 @@ def _blocks_from(file: BinaryIO, line: int, size: int) -> Iterator[tuple[bytes, 
         if place < len(block):
             yield block[place:], ends - to_skip
         to_skip = 0
+    if left:
+        raise SocketSourceError(
+            f"{file.name} has become shorter than the {size} bytes it had at the beginning. Send a "
+            f"file that only grows, or another one with an id of its own"
+        )
     # A last line without an end is one all the same, unless it was among those to skip.
     if last != b"\n" and not to_skip:
         yield b"\n", 1
@@ -237,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("file")
     parser.add_argument("host")
-    parser.add_argument("port", type=int)
+    parser.add_argument("port", type=_port)
     parser.add_argument("--id", help="who sends; default: this host and the file's path")
     parser.add_argument("--attempts", type=int, default=20, help="failures in a row (default 20)")
     parser.add_argument("--tls-ca-file", help="use TLS, and trust the certificates in this file")
@@ -255,7 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show=(lambda progress: None) if given.quiet else _print,
         )
         done = sender.run()
-    except (ConnectionLostError, ProtocolError, OSError) as error:
+    # A host's name that can be none is a ValueError.
+    except (SocketSourceError, OSError, ValueError) as error:
         _say(f"\n{error}\n")
         return 1
     except KeyboardInterrupt:
@@ -268,10 +287,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _context(given: argparse.Namespace) -> ssl.SSLContext | None:
     if given.tls_ca_file is None and given.tls_cert_file is None:
         return None
-    context = ssl.create_default_context(cafile=given.tls_ca_file)
-    if given.tls_cert_file is not None:
-        context.load_cert_chain(given.tls_cert_file)
+    try:
+        context = ssl.create_default_context(cafile=given.tls_ca_file)
+        if given.tls_cert_file is not None:
+            context.load_cert_chain(given.tls_cert_file)
+    except OSError as error:
+        raise SocketSourceError(
+            f"the files of --tls-ca-file and --tls-cert-file cannot be used: {error}"
+        ) from None
     return context
+
+
+def _port(text: str) -> int:
+    # A larger one would be taken for what is left of it in 16 bits: another port.
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"must be 1..65535, not {number}")
+    return number
 
 
 def _print(progress: Progress) -> None:

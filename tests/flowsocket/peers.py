@@ -143,3 +143,9 @@ def report(reader: SocketStreamReader) -> dict[str, Any]:
     found = reader.reportLatestOffset()
     assert found is not None
     return found
+
+
+def write_lines(path: Path, count: int, *, end: str = "\n") -> list[str]:
+    expected = [f"line {number} é" for number in range(count)]
+    path.write_text("\n".join(expected) + (end if expected else ""), encoding="utf-8")
+    return expected

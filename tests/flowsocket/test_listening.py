@@ -14,7 +14,6 @@ import pytest
 
 from pyspark_flowsocket.errors import ConnectionLostError
 from pyspark_flowsocket.intake import Intake
-from pyspark_flowsocket.send import FileSender
 from pyspark_flowsocket.send import main as send_main
 
 from .peers import (
@@ -31,6 +30,7 @@ from .peers import (
     wait_for,
     wait_hang_up,
     wait_until,
+    write_lines,
 )
 
 ACK = {"mode": "listen", "protocol": "ack"}
@@ -401,89 +401,6 @@ def test_the_protocol_works_on_a_connection_that_the_source_opens(tmp_path: Path
             assert hear(sock) == [b"RESUME 0"]
             sock.sendall(b"a\n")
             assert hear(sock) == [b"ACK 1"]
-
-
-# The reference sender
-
-
-def write_lines(path: Path, count: int, *, end: str = "\n") -> list[str]:
-    expected = [f"line {number} é" for number in range(count)]
-    path.write_text("\n".join(expected) + (end if expected else ""), encoding="utf-8")
-    return expected
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 60_000], ids=str)
-@pytest.mark.parametrize("end", ["\n", ""], ids=["ended", "unended"])
-def test_the_sender_sends_a_file_once(
-    tmp_path: Path, count: int, end: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expected = write_lines(tmp_path / "file", count, end=end)
-    port = free_port()
-    with reading(tmp_path, port, **ACK) as reader:
-        latest(reader)
-        call(port).close()
-        for _ in range(2):
-            assert send_main([str(tmp_path / "file"), "127.0.0.1", str(port)]) == 0
-
-        assert latest(reader) == count
-        assert lines(reader, 0, count) == expected
-    assert f"{count} lines are durable" in capsys.readouterr().err
-
-
-def test_the_sender_goes_on_at_every_line_it_may_be_told(tmp_path: Path) -> None:
-    expected = write_lines(tmp_path / "file", 7, end="")
-    for done in range(8):
-        port = free_port()
-        with reading(tmp_path / str(done), port, **ACK) as reader:
-            latest(reader)
-            with call(port) as sock:
-                sock.sendall(b"HELLO me\n")
-                hear(sock)
-                if done:
-                    sock.sendall("".join(f"{line}\n" for line in expected[:done]).encode())
-                    wait_until(reader, done)
-            FileSender(str(tmp_path / "file"), "127.0.0.1", port, sender="me").run()
-
-            assert lines(reader, 0, latest(reader)) == expected
-
-
-def test_the_sender_outlives_the_source(tmp_path: Path) -> None:
-    expected = write_lines(tmp_path / "file", 200_000)
-    port = free_port()
-    sender = FileSender(str(tmp_path / "file"), "127.0.0.1", port, delay_s=0.05, attempts=200)
-    thread = threading.Thread(target=sender.run, daemon=True)
-    thread.start()
-    limits = {"segmentBytes": "64k", **ACK}
-    for number in range(3):
-        with reading(tmp_path, port, **limits) as reader:
-            wait_until(reader, number * 20_000 + 1)
-    with reading(tmp_path, port, **limits) as reader:
-        wait_for(lambda: latest(reader) == 200_000)
-        thread.join(20)
-
-        assert lines(reader, 0, 200_000) == expected
-        assert sender.progress.durable == 200_000
-        assert not thread.is_alive()
-
-
-def test_the_sender_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_lines(tmp_path / "file", 3)
-    port = free_port()
-    arguments = [str(tmp_path / "file"), "127.0.0.1", str(port), "--attempts", "0"]
-
-    assert send_main(arguments) == 1
-    assert "no source took the lines" in capsys.readouterr().err
-    assert send_main([str(tmp_path / "none"), "127.0.0.1", str(port)]) == 1
-    assert "none" in capsys.readouterr().err
-    with reading(tmp_path, port, **ACK) as reader:
-        latest(reader)
-        with call(port) as sock:
-            sock.sendall(b"HELLO me\n")
-            hear(sock)
-            sock.sendall(b"1\n2\n3\n4\n")
-            assert hear(sock) == [b"ACK 4"]
-        assert send_main([*arguments, "--id", "me"]) == 1
-        assert "another file" in capsys.readouterr().err
 
 
 # Encryption
