@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark_flowsocket.options import SocketOptions
 from pyspark_flowsocket.reader import SocketStreamReader
 
-WAIT_S = 20.0
+# How long a machine that does other things as well may take for what takes milliseconds.
+WAIT_S = 60.0
 
 
 def wait_for(condition: Callable[[], Any], *, timeout_s: float = WAIT_S) -> Any:
@@ -29,9 +31,14 @@ def wait_for(condition: Callable[[], Any], *, timeout_s: float = WAIT_S) -> Any:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Return a port that nobody has, and that the system gives to nobody who asks for any."""
+    while True:
+        # Those that the system chooses from begin above; one of them might be another test's by
+        # the time it is used.
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 class Peer:

@@ -72,19 +72,19 @@ def test_every_line_of_a_sender_with_the_protocol_is_there_once(tmp_path: Path) 
         parts = {"numpartitions": str(1 + run % 3)}
         process = start(tmp_path, options | parts, f"{run:03d}")
         try:
-            before = len(files_of(tmp_path))
-            wait_for(lambda least=before: len(files_of(tmp_path)) > least, timeout_s=60)  # type: ignore[misc]
+            before = len(files_of(tmp_path)), sender.progress.connections
+            wait_for(lambda least=before: is_beyond(least, tmp_path, sender, thread), timeout_s=120)  # type: ignore[misc]
             time.sleep(rng.random() * 0.15)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.wait(20)
+            process.wait(60)
     process = start(tmp_path, options, "last")
     try:
         thread.join(120)
         wait_for(lambda: (tmp_path / "out").exists() and rows_in(tmp_path) == count, timeout_s=60)
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(60)
 
     replays = 0
     values: list[pa.Array] = []
@@ -101,6 +101,15 @@ def test_every_line_of_a_sender_with_the_protocol_is_there_once(tmp_path: Path) 
     )
     assert found == [f"line {n:09d}" for n in range(count)]
     assert sender.progress.connections > KILLS // 2
+
+
+def is_beyond(
+    least: tuple[int, int], folder: Path, sender: FileSender, thread: threading.Thread
+) -> bool:
+    """Tell whether there is a new batch, and the sender is there again, which waits ever longer."""
+    batches, connections = least
+    is_back = sender.progress.connections > connections or not thread.is_alive()
+    return len(files_of(folder)) > batches and is_back
 
 
 def rows_in(folder: Path) -> int:

@@ -50,7 +50,7 @@ def test_lines_of_many_clients_are_all_there(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(WAIT_S)
         found = received(reader, 2000)
 
     assert len(found) == 2000

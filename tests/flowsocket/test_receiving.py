@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import socket
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pyspark_flowsocket.options import SocketOptions
 from pyspark_flowsocket.reader import SocketStreamReader
 
 from .peers import (
+    WAIT_S,
     Peer,
     free_port,
     latest,
@@ -193,7 +195,8 @@ def latest_end(reader: SocketStreamReader) -> int:
 
 
 def test_a_half_open_peer_is_left_after_the_read_timeout(tmp_path: Path) -> None:
-    with Peer() as peer, reading(tmp_path, peer.port, readTimeout="300ms") as reader:
+    # Long enough for the second peer to be heard in time on a busy machine.
+    with Peer() as peer, reading(tmp_path, peer.port, readTimeout="2 seconds") as reader:
         latest(reader)
         silent = peer.accept()
         silent.sendall(b"one\n")
@@ -283,14 +286,17 @@ def test_an_empty_stream_is_no_lines(tmp_path: Path) -> None:
         assert reader.partitions({"line": 0}, {"line": 0}) == []
 
 
-def send_until_stuck(sock: socket.socket, line: bytes) -> int:
-    """Send a line again and again until the other side does not read; return the bytes sent."""
-    total = 0
-    try:
-        for _ in range(4096):
-            total += sock.send(line)
-    except TimeoutError:
-        return total
+def send_until_full(sock: socket.socket, reader: SocketStreamReader, data: bytes) -> bytes:
+    """Send until the spool is full, and the system takes no more; return what is left to send."""
+    deadline = time.monotonic() + WAIT_S
+    sock.setblocking(False)
+    while time.monotonic() < deadline:
+        try:
+            data = data[sock.send(data) :]
+        except BlockingIOError:
+            if report(reader)["isFull"]:
+                return data
+            time.sleep(0.005)
     raise AssertionError("everything was read")
 
 
@@ -299,17 +305,20 @@ def test_a_full_spool_stops_reading_and_goes_on_when_lines_are_processed(tmp_pat
     with Peer() as peer, reading(tmp_path, peer.port, **limits) as reader:
         latest(reader)
         with peer.accept() as sock:
-            sock.settimeout(0.5)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-            total = send_until_stuck(sock, b"x" * 1023 + b"\n")
-            wait_for(lambda: report(reader)["isFull"])
+            total = 16 << 10
+            left = send_until_full(sock, reader, (b"x" * 1023 + b"\n") * total)
             assert report(reader)["spoolBytes"] < 2 * (256 << 10)
             # No commit is needed: that a later batch is asked for says enough.
+            sock.setblocking(True)
+            thread = threading.Thread(target=sock.sendall, args=(left,))
+            thread.start()
             done = 0
-            while done < total // 1024:
+            while done < total:
                 wait_until(reader, done + 1, start=done)
                 done = latest(reader, done)
-            assert done == total // 1024
+            thread.join(WAIT_S)
+            assert done == total
             assert report(reader)["firstLine"] == 0
 
 

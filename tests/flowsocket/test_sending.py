@@ -15,6 +15,7 @@ from pyspark_flowsocket.send import FileSender, default_sender
 from pyspark_flowsocket.send import main as send_main
 
 from .peers import (
+    WAIT_S,
     call,
     free_port,
     hear,
@@ -78,7 +79,7 @@ def test_the_sender_outlives_the_source(tmp_path: Path) -> None:
             wait_until(reader, number * 20_000 + 1)
     with reading(tmp_path, port, **limits) as reader:
         wait_for(lambda: latest(reader) == 200_000)
-        thread.join(20)
+        thread.join(WAIT_S)
 
         assert lines(reader, 0, 200_000) == expected
         assert sender.progress.durable == 200_000
