@@ -237,9 +237,13 @@ class Receiver:
     def _expire(self) -> None:
         """End connections that have been silent, or not yet open, for too long."""
         now = time.monotonic()
-        if now < self._next_expiry or self._was_paused:
+        if now < self._next_expiry:
             return
         self._next_expiry = now + _EXPIRY_S
+        # A sender that read nothing for long may read now, and wait for the last count.
+        self._answer_all()
+        if self._was_paused:
+            return
         idle_ms = self._options.idle_timeout_ms or self._options.read_timeout_ms
         opening_s = self._options.connect_timeout_ms / 1000
         for connection in list(self._connections):

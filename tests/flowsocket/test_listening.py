@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_flowsocket.connections import Connection
 from pyspark_flowsocket.errors import ConnectionLostError
 from pyspark_flowsocket.intake import Intake
 from pyspark_flowsocket.send import main as send_main
@@ -515,3 +516,29 @@ def test_a_sender_that_does_not_read_acknowledgements_stalls_nobody(tmp_path: Pa
 
             assert hear(sock) == [b"ACK 1"]
         deaf.close()
+
+
+def test_a_sender_that_reads_acknowledgements_late_gets_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes_nothing = threading.Event()
+    send = Connection.send
+    monkeypatch.setattr(
+        Connection, "send", lambda self: None if takes_nothing.is_set() else send(self)
+    )
+    port = free_port()
+    with reading(tmp_path, port, **ACK) as reader:
+        latest(reader)
+        with call(port) as sock:
+            sock.sendall(b"HELLO late\n")
+            hear(sock)
+            takes_nothing.set()
+            for count in (1, 2):
+                sock.sendall(b"x\n")
+                wait_until(reader, count)
+            (connection,) = reader._started().receiver._connections
+            wait_for(lambda: connection.outgoing)
+            takes_nothing.clear()
+            heard = hear(sock)
+            while heard[-1] != b"ACK 2":
+                heard += hear(sock)
