@@ -127,7 +127,7 @@ class Receiver:
         readable = []
         asked_at = time.monotonic()
         events = selector.select(timeout_s)
-        if all(key.fileobj is self._wake_in for key, _ in events):
+        if not is_paused and all(key.fileobj is self._wake_in for key, _ in events):
             self._quiet_at = asked_at
         for key, _ in events:
             if isinstance(key.data, Connection):
@@ -255,7 +255,7 @@ class Receiver:
 
     def _forgive(self) -> None:
         # While this side did not read, silence was no fault of the peers.
-        now = time.monotonic()
+        now = self._active_at = time.monotonic()
         for connection in self._connections:
             connection.active_at = now
             if connection.state is not ConnectionState.OPEN:

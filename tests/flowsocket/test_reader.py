@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,20 @@ def test_available_now_goes_on_behind_a_batch_as_large_as_the_spool(tmp_path: Pa
                 ends.append(latest(reader, ends[-1]))
 
     assert ends == [0, 1, 2]
+
+
+def test_what_was_not_listened_to_is_not_silent(tmp_path: Path) -> None:
+    limits = {"segmentBytes": "64k", "maxSpoolBytes": "64k", "availableNowIdle": "200ms"}
+    with Peer() as peer, reading(tmp_path, peer.port, **limits) as reader:
+        latest(reader)
+        with peer.accept() as sock:
+            sock.sendall(b"x" * 70_000 + b"\n")
+            wait_for(lambda: report(reader)["isFull"])
+            sock.sendall(b"more\n")
+            time.sleep(1.2)
+            reader.prepareForTriggerAvailableNow()
+
+            assert latest(reader, 1) == 2
 
 
 def test_stopping_makes_durable_what_was_received(tmp_path: Path) -> None:
