@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import resource
 import socket
 import ssl
 import threading
 import time
 from typing import Protocol
 
+from flowspark.errors import OptionError
 from pyspark_flowsocket.calling import connected
 from pyspark_flowsocket.connections import Connection, keep_alive
 from pyspark_flowsocket.errors import ConnectionLostError
@@ -26,6 +28,7 @@ _BACKLOG = 128
 _ACCEPTED_PER_TURN = 64
 _BIND_DELAY_S = 0.1
 _LOG_EVERY_S = 10.0
+_FILES_BESIDE = 128
 
 
 class Endpoint(Protocol):
@@ -165,6 +168,7 @@ class Listener:
 
     def open(self, stop: threading.Event) -> None:
         """Bind the port; an owner of the spool from before may need a moment to let it go."""
+        _provide_for(self._options.max_connections)
         deadline = time.monotonic() + self._options.connect_timeout_ms / 1000
         while not stop.is_set():
             try:
@@ -258,3 +262,22 @@ class Listener:
         if now - self._last_logged >= _LOG_EVERY_S:
             self._last_logged = now
             _log.warning(message, *arguments)
+
+
+def _provide_for(connections: int) -> None:
+    """Let this process open as many files as connections may come, and the spool's besides.
+
+    Else clients that come in numbers would leave none for the next segment, and end the query.
+    """
+    needed = connections + _FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) or hard >= needed:
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        return
+    raise OptionError(
+        "flowsocket",
+        f"option 'maxConnections' is {connections}, and this process may have no more than {hard} "
+        f"files open, of which {_FILES_BESIDE} are for other things. Lower it to at most "
+        f"{max(1, hard - _FILES_BESIDE)}, or raise the limit (ulimit -Hn)",
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspark.errors import OptionError
 from pyspark_flowsocket.connections import Connection
 from pyspark_flowsocket.errors import ConnectionLostError
 from pyspark_flowsocket.intake import Intake
@@ -155,6 +156,25 @@ def test_clients_that_never_stop_leave_turns_to_others(tmp_path: Path) -> None:
             client.close()
 
     assert seen
+
+
+def test_as_many_files_may_be_open_as_there_may_be_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"now": (500, 5000)}
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr("resource.setrlimit", lambda _, wanted: limits.update(now=wanted))
+    for connections, soft in (("100", 500), ("1000", 1128)):
+        with reading(tmp_path, free_port(), mode="listen", maxConnections=connections) as reader:
+            latest(reader)
+            wait_for(lambda: reader._started().receiver._is_reached)
+
+        assert limits["now"] == (soft, 5000)
+    with (
+        reading(tmp_path, free_port(), mode="listen", maxConnections="5000") as reader,
+        pytest.raises(OptionError, match="at most 4872"),
+    ):
+        wait_for(lambda: latest(reader))
 
 
 def test_clients_that_say_nothing_leave_nothing_behind(tmp_path: Path) -> None:
