@@ -124,11 +124,12 @@ class LineBuffer:
         width = len(self._delimiter)
         if width == 1:
             return chunk.rfind(self._delimiter) + 1
-        if self._overlaps:
-            # Which of two overlapping delimiters counts depends on everything before them.
-            rest = (bytes(self._partial) + chunk).split(self._delimiter)[-1]
-            return max(0, len(chunk) - len(rest))
+        # What waits has no delimiter in it, so only its end can be the beginning of one.
         before = bytes(self._partial[-(width - 1) :])
+        if self._overlaps:
+            # Which of two overlapping delimiters counts depends on those before them.
+            rest = (before + chunk).split(self._delimiter)[-1]
+            return max(0, len(chunk) - len(rest))
         found = (before + chunk).rfind(self._delimiter)
         return found + width - len(before) if found >= 0 else 0
 

@@ -218,6 +218,17 @@ def test_a_stream_without_a_delimiter_takes_no_more_than_a_line_of_memory() -> N
         LineBuffer(rules_of(limit=1000, long="fail")).feed(b"x" * 2000, 0)
 
 
+@pytest.mark.parametrize("delimiter", [b"\n", b"\r\n", b"\n\n"], ids=repr)
+def test_a_long_line_that_comes_byte_by_byte_is_not_read_again_for_each(delimiter: bytes) -> None:
+    buffer = LineBuffer(rules_of(delimiter))
+    buffer.feed(b"x" * (1 << 20), 0)
+    before = time.process_time()
+    for _ in range(20_000):
+        buffer.feed(b"", 0)
+
+    assert time.process_time() - before < 1.5
+
+
 def test_lines_that_come_one_by_one_take_no_more_memory_than_is_counted() -> None:
     buffer = LineBuffer(rules_of())
     tracemalloc.start()
