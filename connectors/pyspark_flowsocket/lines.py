@@ -28,6 +28,7 @@ _REPLACEMENT = "\ufffd".encode()
 _MARK = "\udcff"
 _MARK_BYTES = _MARK.encode("utf-8", "surrogatepass")
 _SHOWN_BYTES = 40
+_UNFINISHED_BYTES_MAX = 256 << 10
 
 codecs.register_error("flowsocket-mark", lambda error: (_MARK, getattr(error, "end", 0)))
 
@@ -73,14 +74,14 @@ class Utf8Decoder:
     def feed(self, data: bytes) -> bytes:
         """Turn the next bytes of the stream into UTF-8; an unfinished character waits."""
         try:
-            return self._decoder.decode(data).encode("utf-8", "surrogatepass")
+            text = self._decoder.decode(data).encode("utf-8", "surrogatepass")
         except UnicodeError as error:
             # Not about some bytes, which become a mark, but about the stream as a whole.
-            raise UndecodableLineError(
-                f"the stream is no text in the charset {self._charset!r}: {error}. Set option "
-                f"'charset' to what the peer sends; utf-16-le and utf-16-be expect no byte order "
-                f"mark"
-            ) from None
+            raise self._unusable(f"{error}") from None
+        # In UTF-7 what is between two signs waits as a whole, however long it is.
+        if len(getattr(self._decoder, "buffer", b"")) > _UNFINISHED_BYTES_MAX:
+            raise self._unusable(f"a character has no end after {_UNFINISHED_BYTES_MAX} bytes")
+        return text
 
     def finish(self) -> bytes:
         """Return what is left when the stream ends."""
@@ -88,6 +89,12 @@ class Utf8Decoder:
             return self._decoder.decode(b"", True).encode("utf-8", "surrogatepass")
         except UnicodeError:
             return _MARK_BYTES
+
+    def _unusable(self, why: str) -> UndecodableLineError:
+        return UndecodableLineError(
+            f"the stream is no text in the charset {self._charset!r}: {why}. Set option 'charset' "
+            f"to what the peer sends; utf-16-le and utf-16-be expect no byte order mark"
+        )
 
 
 def cut_lines(block: bytes, rules: LineRules) -> CutLines:

@@ -206,6 +206,14 @@ def test_bytes_that_another_charset_has_not_are_found() -> None:
     assert (cut.values.to_pylist(), cut.counts.undecodable) == (["ok", "ok"], 2)
 
 
+def test_a_character_without_an_end_takes_no_more_than_a_bit_of_memory() -> None:
+    decoder = Utf8Decoder("utf-7")
+    decoder.feed(b"+")
+    with pytest.raises(UndecodableLineError, match="utf-7"):
+        for _ in range(100):
+            decoder.feed(b"A" * 65536)
+
+
 def test_a_stream_without_a_delimiter_takes_no_more_than_a_line_of_memory() -> None:
     buffer = LineBuffer(rules_of(limit=1000))
     for _ in range(200):
