@@ -29,6 +29,7 @@ __all__ = ["FileSender", "main"]
 _BLOCK_BYTES = 256 << 10
 _SHOW_EVERY_S = 0.5
 _DELAY_MAX_S = 10.0
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,11 @@ class FileSender:
         # says is read now and then, or it could not say more.
         answers.look()
         sock.settimeout(None)
-        sock.sendall(block)
+        try:
+            sock.sendall(block)
+        except OSError:
+            answers.hear_out()
+            raise
 
     def _tell(self, answers: _Answers) -> None:
         self._durable = max(self._durable, answers.durable)
@@ -178,6 +183,14 @@ class _Answers:
         self._sock.setblocking(False)
         with suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._receive()
+        self._parse()
+
+    def hear_out(self) -> None:
+        """Take what the source has said before it ended the connection: perhaps why it did."""
+        self._sock.settimeout(_LAST_WORDS_S)
+        with suppress(OSError):
+            while True:
+                self._receive()
         self._parse()
 
     def wait(self, timeout_s: float) -> None:

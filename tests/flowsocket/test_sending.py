@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from pyspark_flowsocket.calling import connected
-from pyspark_flowsocket.errors import SocketSourceError
+from pyspark_flowsocket.errors import ProtocolError, SocketSourceError
 from pyspark_flowsocket.send import FileSender, default_sender
 from pyspark_flowsocket.send import main as send_main
 
 from .peers import (
     WAIT_S,
+    Peer,
     call,
     free_port,
     hear,
@@ -104,6 +106,27 @@ def test_the_sender_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
             assert hear(sock) == [b"ACK 4"]
         assert send_main([*arguments, "--id", "me"]) == 1
         assert "another file" in capsys.readouterr().err
+
+
+def test_the_sender_hears_why_it_was_refused_in_the_middle_of_sending(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * (32 << 20))
+    with Peer() as source:
+
+        def refuse() -> None:
+            with source.accept() as sock:
+                hear(sock)
+                sock.sendall(b"RESUME 0\n")
+                sock.recv(10)
+                time.sleep(0.3)
+                # What was not read makes this a reset.
+                sock.sendall(b"ERR LINE_TOO_LONG of course\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        sender = FileSender(str(tmp_path / "file"), "127.0.0.1", source.port, attempts=0)
+        with pytest.raises(ProtocolError, match="LINE_TOO_LONG of course"):
+            sender.run()
+        thread.join(WAIT_S)
 
 
 def test_the_sender_refuses_what_it_cannot_send_again(
