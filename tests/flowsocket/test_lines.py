@@ -210,8 +210,7 @@ def test_a_character_without_an_end_takes_no_more_than_a_bit_of_memory() -> None
     decoder = Utf8Decoder("utf-7")
     decoder.feed(b"+")
     with pytest.raises(UndecodableLineError, match="utf-7"):
-        for _ in range(100):
-            decoder.feed(b"A" * 65536)
+        list(map(decoder.feed, [b"A" * 65536] * 100))
 
 
 def test_a_stream_without_a_delimiter_takes_no_more_than_a_line_of_memory() -> None:
