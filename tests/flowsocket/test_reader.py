@@ -139,6 +139,7 @@ def test_available_now_ends_with_the_stream_and_acknowledges(tmp_path: Path) -> 
 
 def test_available_now_goes_on_behind_a_batch_as_large_as_the_spool(tmp_path: Path) -> None:
     limits = {"segmentBytes": "64k", "maxSpoolBytes": "64k", "availableNowIdle": "10 seconds"}
+    limits["storageTimeout"] = "1 minute"  # So long a busy machine may take to write them.
     ends = [0]
     with Peer() as peer:
         for text in (b"x" * 70_000 + b"\n", b"more\n"):
