@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _OWNER_CHECK_S = 2.0
 _COUNTS_LOGGED_S = 10.0
+_EMPTY_SEGMENTS_MAX = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -105,6 +106,8 @@ class Intake:
         self._processed_line = processed_line
         self._unprocessed_bytes = spool.size_bytes(processed_line)
         self._trim_line: int | None = None
+        self._trimmed_line = spool.first_line
+        self._empty_segments = 0
         self._failure: BaseException | None = None
         # Long ago: the clock may have begun to count only when the machine was started.
         self._last_seal = self._last_check = self._last_logged = -math.inf
@@ -272,7 +275,11 @@ class Intake:
             is_last = self._is_stopping
         if inflows:
             self._seal(inflows)
+        if trim_line is None and self._empty_segments >= _EMPTY_SEGMENTS_MAX:
+            # Where every line is skipped there is no batch, and so nobody who asks for it.
+            trim_line = self._trimmed_line
         if trim_line is not None:
+            self._trimmed_line, self._empty_segments = trim_line, 0
             self._spool.trim(trim_line)
         self._check_owner()
         return not is_last
@@ -335,6 +342,7 @@ class Intake:
             partial_lines=partial_lines,
             senders=sealing.senders,
         )
+        self._empty_segments += not sealing.batches
         with self._changed:
             self._unprocessed_bytes += size
 

@@ -280,6 +280,31 @@ def test_skipped_lines_count_for_the_sender(tmp_path: Path) -> None:
         assert latest(reader) == 0
 
 
+def test_segments_of_skipped_lines_do_not_pile_up(tmp_path: Path) -> None:
+    port = free_port()
+    with reading(tmp_path, port, onDecodeError="skip", **ACK) as reader:
+        latest(reader)
+        with call(port) as sock:
+            sock.sendall(b"HELLO one\n")
+            hear(sock)
+            sock.sendall(b"taken\n")
+            hear(sock)
+            reader.commit({"line": 1})
+            for number in range(2, 202):
+                sock.sendall(b"\xff\n")
+                assert hear(sock) == [b"ACK %d" % number]
+            sock.sendall(b"more\n")
+            hear(sock)
+
+        assert report(reader)["segments"] < 100
+        assert lines(reader, 1, latest(reader, 1)) == ["more"]
+    with reading(tmp_path, port, onDecodeError="skip", **ACK) as reader:
+        latest(reader, 1)
+        with call(port) as sock:
+            sock.sendall(b"HELLO one\n")
+            assert hear(sock) == [b"RESUME 202"]
+
+
 def test_a_second_connection_of_a_sender_replaces_the_first(tmp_path: Path) -> None:
     port = free_port()
     with reading(tmp_path, port, **ACK) as reader:
