@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -40,6 +41,9 @@ _LOG = logging.getLogger(__name__)
 
 _FOLDER_VARIABLE = "FLOWSPARK_WORKING_FOLDER"
 _FOLDERS_KEPT_S = 7 * 86_400
+# What an operator's folder is called, and what is in it.
+_OWN_FOLDER = re.compile(r"[0-9a-f]{32}")
+_KEY_GROUPS = re.compile(r"\d+-\d+-of-\d+")
 # What a Python worker keeps of its subtasks' state in memory: some 100 MB, if these are numbers.
 _WARM_ROWS_MAX = 1 << 19
 
@@ -326,11 +330,21 @@ def _working_folder(spec: OperatorSpec, url: str) -> Path:
 
 
 def _forget_old_folders(root: Path) -> None:
-    """Remove the working state of operators that have not run here for a long time."""
+    """Remove the working state of operators that have not run here for a long time.
+
+    The root is a folder that a person has named: all else that is in it is somebody else's.
+    """
     for folder in root.iterdir():
         with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _FOLDERS_KEPT_S:
+            is_old = time.time() - folder.stat().st_mtime > _FOLDERS_KEPT_S
+            if is_old and _is_working_state(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_working_state(folder: Path) -> bool:
+    if _OWN_FOLDER.fullmatch(folder.name) is None:
+        return False
+    return all(_KEY_GROUPS.fullmatch(entry.name) is not None for entry in folder.iterdir())
 
 
 def _now_ms() -> int:
