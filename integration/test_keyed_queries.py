@@ -25,6 +25,7 @@ from flowstate import CheckpointStorage
 from integration.keyed.functions import (
     RARE,
     ArrowCount,
+    CountsQuietly,
     CountsRows,
     FirstSeen,
     LastRow,
@@ -257,6 +258,34 @@ def test_who_stops_reading_is_told_unless_all_of_it_ran(
         return
     with pytest.raises(PySparkException, match=r"FLOWKEYED_INCOMPLETE.*of 4 subtasks have run"):
         query.awaitTermination(WAIT_S)
+
+
+def test_who_asks_whether_there_is_output_may_do_so(spark: SparkSession, tmp_path: Path) -> None:
+    """Where there is none all partitions are read, some of which have no rows, in several jobs."""
+    everything = random_words(20, 16)[:3] * 2
+    write_words(tmp_path / "in", 0, everything[:3])
+    write_words(tmp_path / "in", 1, everything[3:])
+    found: list[tuple[Any, ...]] = []
+
+    def count(function: Any) -> None:
+        def look(batch: DataFrame, _: int) -> None:
+            if not batch.isEmpty():
+                found.extend(tuple(row) for row in batch.collect())
+
+        words = read_words(spark, tmp_path / "in")
+        counted = count_words(words, tmp_path, function, parallelism=9)
+        writer = counted.writeStream.foreachBatch(look).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        assert query.awaitTermination(WAIT_S)
+
+    count(CountsQuietly())
+    assert found == []
+    write_words(tmp_path / "in", 2, everything[:3])
+    count(None)
+
+    assert sorted(found) == sorted(
+        set(expected_counts([*everything, *everything[:3]])) - set(expected_counts(everything))
+    )
 
 
 def test_a_keyed_operator_inside_of_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:

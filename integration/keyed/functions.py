@@ -46,6 +46,14 @@ class RenamedCount(WordCount):
         self.count = ctx.get_state(ValueStateDescriptor("other", int, default=0))
 
 
+class CountsQuietly(WordCount):
+    """Emits nothing."""
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[tuple[str, int]]:
+        list(super().process_element(value, ctx))
+        return iter(())
+
+
 class FirstSeen(WordCount):
     """Sends the first row of each key to a side output as well."""
 

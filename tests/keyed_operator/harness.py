@@ -232,9 +232,12 @@ class Query:
         partition: int = 0,
         stage: int = 0,
         task: int | None = None,
+        action: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Call the operator as a task of Spark's, here and now; its output may be left unread."""
         properties = {"spark.jobGroup.id": self.run}
+        if action is not None:
+            properties["spark.sql.execution.id"] = str(action)
         if batch_id is not None and self.query_id is not None:
             properties["streaming.sql.batchId"] = str(batch_id)
             properties["sql.streaming.queryId"] = self.query_id

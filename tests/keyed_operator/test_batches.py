@@ -374,6 +374,37 @@ def test_empty_partitions_that_were_tried_twice_do_not_stand_for_others(query: Q
         query.batch(1, rows)
 
 
+def test_an_action_that_reads_everything_in_several_stages_is_complete(query: Query) -> None:
+    """As ``isEmpty()`` does, whose first job has one partition, if nothing is emitted."""
+    query = query.restarted(parallelism=4)
+    rows = [(word, 1) for word in words_of(query)[3]]
+    inputs = query.partitions(rows)
+    for stage, indexes in ((1, [0]), (2, [1, 2, 3])):
+        for index in indexes:
+            rows_of(query.execute(0, inputs[index], partition=index, stage=stage, action=7))
+
+    assert sums(query.batch(1, rows)) == each(rows, 2)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [[(1, 0, 7), (2, 0, 7)], [(1, 0, 7), (1, 0, 8)], [(1, 0, None), (2, 1, None)]],
+    ids=["one-partition-in-two-stages", "two-actions", "no-action"],
+)
+def test_what_may_be_the_same_subtask_does_not_count_twice(
+    query: Query, calls: list[tuple[int, int, int | None]]
+) -> None:
+    query = query.restarted(parallelism=3)
+    rows = [(word, 1) for word in words_of(query)[2]]
+    inputs = query.partitions(rows)
+    for stage, partition, action in calls:
+        rows_of(query.execute(0, inputs[0], partition=partition, stage=stage, action=action))
+    rows_of(query.execute(0, inputs[2], partition=2, stage=1, action=7))
+
+    with pytest.raises(IncompleteBatchError):
+        query.batch(1, rows)
+
+
 def test_a_later_batch_without_any_trace_of_state_is_refused(query: Query) -> None:
     rows = everywhere(query)
     with pytest.raises(CheckpointNotFoundError, match="start_empty=True"):

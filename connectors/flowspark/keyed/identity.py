@@ -14,10 +14,11 @@ __all__ = ["NAME", "OperatorSpec", "TaskIdentity"]
 NAME = "flowkeyed"
 """How the operator calls itself in the codes of its errors."""
 
-_QUERY_ID, _BATCH_ID, _RUN = (
+_QUERY_ID, _BATCH_ID, _RUN, _ACTION = (
     "sql.streaming.queryId",
     "streaming.sql.batchId",
     "spark.jobGroup.id",
+    "spark.sql.execution.id",
 )
 # No query of Spark's has such an id: they are UUIDs.
 _BATCH_JOB = "batch"
@@ -58,6 +59,8 @@ class TaskIdentity:
     stage_id: int
     partition_id: int
     task_id: int
+    action_id: int | None = None
+    """Which execution of a plan it is: take() and the like run theirs in several stages."""
 
     @classmethod
     def current(cls, spec: OperatorSpec) -> TaskIdentity:
@@ -74,6 +77,7 @@ class TaskIdentity:
             # A function under foreachBatch has set a job group of its own, which may be the same
             # in every run: what a dead run has left must not be taken for this one's.
             run = None
+        action_id = context.getLocalProperty(_ACTION)
         return cls(
             query_id=query_id,
             batch_id=None if query_id is None or batch_id is None else int(batch_id),
@@ -81,6 +85,7 @@ class TaskIdentity:
             stage_id=context.stageId(),
             partition_id=context.partitionId(),
             task_id=context.taskAttemptId(),
+            action_id=int(action_id) if action_id else None,
         )
 
     @property

@@ -2,8 +2,9 @@
 
 ::
 
-    chk-<id>/<batch>-<run>/part-<subtask>                       what a subtask has made of its rows
-    chk-<id>/<batch>-<run>/none-<stage>-<partition>-<task>-<x>  a partition without rows has run
+    chk-<id>/<batch>-<run>/part-<subtask>                    what a subtask has made of its rows
+    chk-<id>/<batch>-<run>/none-<stage>-<partition>-<task>-  a partition without rows has run
+                           <action>-<x>
 
 A subtask learns which one it is from its rows, so one without rows can only say that it ran. The
 run's name ends with its parallelism: so the names alone tell whether all subtasks have run.
@@ -39,7 +40,10 @@ __all__ = [
 
 _FORMAT = 1
 _IDLE_BATCHES_KEPT = 16
-_PART = re.compile(r"chk-([1-9]\d*)/((\d+)-(.+-(\d+)))/(?:part-(\d+)|none-(\d+)-(\d+)-(\d+)-.+)")
+_PART = re.compile(
+    r"chk-([1-9]\d*)/((\d+)-(.+-(\d+)))/"
+    r"(?:part-(\d+)|none-(\d+)-(\d+)-(\d+)-(?:(\d+)-)?.+)"
+)
 _RECORD = re.compile(r"chk-([1-9]\d*)/_metadata")
 
 
@@ -77,10 +81,10 @@ class PartGroup:
     parallelism: int
     folder: str
     parts: set[int] = field(default_factory=set)
-    empty: dict[int, dict[int, Counter[int]]] = field(
+    empty: dict[tuple[int | None, int], dict[int, Counter[int]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(Counter))
     )
-    """How many calls without rows there were, by stage, partition and task."""
+    """How many calls without rows there were, by action and stage, by partition, and by task."""
 
     @property
     def empty_subtasks(self) -> int:
@@ -89,11 +93,11 @@ class PartGroup:
         A task may have been tried several times, and a plan may run several times, in stages of
         their own. Within one task there is more than one subtask if partitions were coalesced.
         """
-        by_stage = (
-            sum(max(calls.values()) for calls in partitions.values())
-            for partitions in self.empty.values()
-        )
-        return max(by_stage, default=0)
+        by_action: dict[Any, list[dict[int, int]]] = defaultdict(list)
+        for (action, stage), partitions in self.empty.items():
+            counts = {number: max(calls.values()) for number, calls in partitions.items()}
+            by_action[("stage", stage) if action is None else action].append(counts)
+        return max(map(_all_of, by_action.values()), default=0)
 
     @property
     def is_complete(self) -> bool:
@@ -104,6 +108,13 @@ class PartGroup:
     def missing(self) -> list[int]:
         """The subtasks of which there is no part."""
         return [index for index in range(self.parallelism) if index not in self.parts]
+
+
+def _all_of(stages: list[dict[int, int]]) -> int:
+    """Count the calls of one action. Only stages that share no partition are parts of one whole."""
+    if len(set().union(*stages)) == sum(map(len, stages)):
+        return sum(sum(stage.values()) for stage in stages)
+    return max(sum(stage.values()) for stage in stages)
 
 
 def survey(storage: CheckpointStorage) -> tuple[list[int], list[PartGroup]]:
@@ -132,8 +143,10 @@ def _surveyed(paths: Iterable[str]) -> tuple[list[int], list[PartGroup]]:
             if part is not None:
                 group.parts.add(int(part))
             else:
-                stage, partition, task = map(int, empty)
-                group.empty[stage][partition][task] += 1
+                *signed, action = empty
+                stage, partition, task = map(int, signed)
+                which = (None if action is None else int(action), stage)
+                group.empty[which][partition][task] += 1
     return sorted(sealed), list(groups.values())
 
 
@@ -144,7 +157,8 @@ def folder_of(task: TaskIdentity, checkpoint_id: int) -> str:
 
 def note_empty(storage: CheckpointStorage, task: TaskIdentity, checkpoint_id: int) -> None:
     """Leave a sign that a subtask ran and had no rows."""
-    name = f"none-{task.stage_id}-{task.partition_id}-{task.task_id}-{uuid.uuid4().hex}"
+    action = "" if task.action_id is None else f"{task.action_id}-"
+    name = f"none-{task.stage_id}-{task.partition_id}-{task.task_id}-{action}{uuid.uuid4().hex}"
     storage.file_system.write(f"{folder_of(task, checkpoint_id)}/{name}", b"{}")
 
 
