@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from flowspark.keyed.ticks import TickReader
+from flowspark.keyed.ticks import TickReader, register
 from flowspark.keyed.watermarks import (
     WatermarkTracker,
     bounded_out_of_orderness,
@@ -149,16 +149,47 @@ def test_ticks_give_every_subtask_a_row_for_each_interval(now_ms: list[int]) -> 
     (partition,) = reader.partitions({"tick": 0}, first)
     (batch,) = reader.read(partition)
     assert batch.to_pydict() == {"subtask": [0, 1, 2]}
-    assert first == {"tick": 2000}
+    assert first == {"tick": 1_000_000}
 
     now_ms[0] += 499
     assert reader.latestOffset(first, ReadAllAvailable()) == first
     assert reader.partitions(first, first) == []
     now_ms[0] += 1
-    assert reader.latestOffset(first, ReadAllAvailable()) == {"tick": 2001}
+    assert reader.latestOffset(first, ReadAllAvailable()) == {"tick": 1_000_500}
     # A clock that is set back does not set the offset back.
     now_ms[0] -= 100_000
-    assert reader.latestOffset({"tick": 2001}, ReadAllAvailable()) == {"tick": 2001}
+    assert reader.latestOffset({"tick": 1_000_500}, ReadAllAvailable()) == {"tick": 1_000_500}
+
+
+@pytest.mark.parametrize(("before_ms", "after_ms"), [(100, 1000), (1000, 100), (1, 60_000)])
+def test_ticks_go_on_when_the_interval_has_become_another(
+    now_ms: list[int], before_ms: int, after_ms: int
+) -> None:
+    old = TickReader(interval_ms=before_ms, parallelism=2)
+    end = old.latestOffset(old.initialOffset(), ReadAllAvailable())
+    now_ms[0] += after_ms
+    new = TickReader(interval_ms=after_ms, parallelism=2)
+
+    assert new.partitions(end, new.latestOffset(end, ReadAllAvailable()))
+
+
+def test_every_session_is_told_of_the_source_once() -> None:
+    class Session:
+        """The next one may be at the same place in memory."""
+
+        def __init__(self) -> None:
+            self.dataSource, self.told = self, 0
+
+        def register(self, source: type) -> None:
+            self.told += 1
+
+    for _ in range(20):
+        session: Any = Session()
+        register(session)
+        register(session)
+
+        assert session.told == 1
+        session.dataSource = None
 
 
 def test_ticks_end_when_everything_available_is_to_be_read(now_ms: list[int]) -> None:
@@ -166,5 +197,5 @@ def test_ticks_end_when_everything_available_is_to_be_read(now_ms: list[int]) ->
     reader.prepareForTriggerAvailableNow()
     now_ms[0] += 5000
 
-    assert reader.latestOffset({"tick": 5}, ReadAllAvailable()) == {"tick": 2000}
-    assert reader.latestOffset({"tick": 2000}, ReadAllAvailable()) == {"tick": 2000}
+    assert reader.latestOffset({"tick": 500}, ReadAllAvailable()) == {"tick": 1_000_000}
+    assert reader.latestOffset({"tick": 1_000_000}, ReadAllAvailable()) == {"tick": 1_000_000}

@@ -1,11 +1,13 @@
 """A source that gives every subtask a control row now and then, so that timers fire without data.
 
-Its offsets count the intervals since 1970. Each batch that it starts has one row for each subtask.
+Its offsets are ends of intervals, in milliseconds since 1970 so that they are comparable when the
+interval has become another. Each batch that it starts has one row for each subtask.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,14 +25,14 @@ __all__ = ["FORMAT", "TickReader", "TickSource", "register"]
 
 FORMAT = "flowtick"
 
-_registered: set[int] = set()
+_registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
 def register(spark: SparkSession) -> None:
     """Make the format known to a session."""
-    if id(spark) not in _registered:
+    if spark not in _registered:
         spark.dataSource.register(TickSource)
-        _registered.add(id(spark))
+        _registered.add(spark)
 
 
 class TickSource(DataSource):
@@ -86,4 +88,5 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _now(self) -> dict[str, int]:
         # At the end of an interval, so that a timer is never asked for before its time.
-        return {"tick": time.time_ns() // 1_000_000 // self._interval_ms}
+        now_ms = time.time_ns() // 1_000_000
+        return {"tick": now_ms - now_ms % self._interval_ms}
