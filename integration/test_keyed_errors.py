@@ -185,6 +185,7 @@ def test_a_damaged_checkpoint_is_named_and_a_damaged_cache_is_built_anew(
         ({"start_empty": True, "restore_from": "x"}, "contradict each other"),
         ({"tick_interval": "soon"}, "must be a time span"),
         ({"watermark": bounded_out_of_orderness("ts", "1s")}, "names the column 'ts'"),
+        ({"watermark": bounded_out_of_orderness("at", "1s", by=["s"])}, "of type struct"),
         ({"side_outputs": {"main": "a int"}}, "cannot be named 'main'"),
         ({"schema": "word strin"}, "the schema 'word strin' is not valid"),
         ({"function": WordCount}, "takes an instance"),
@@ -194,7 +195,7 @@ def test_a_damaged_checkpoint_is_named_and_a_damaged_cache_is_built_anew(
 def test_wrong_arguments_are_refused_at_once(
     spark: SparkSession, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
-    words = spark.createDataFrame([("a",)], "word string")
+    words = spark.createDataFrame([], "word string, at timestamp, s struct<a: int>")
 
     with pytest.raises(ValueError, match=message):
         count_words(words, tmp_path, **arguments)

@@ -24,7 +24,7 @@ from flowstate import (
 
 COUNT = ValueStateDescriptor("wordCountState", int, default=0)
 COUNTED = "word string, n long"
-RARE = OutputTag("rare")
+RARE = OutputTag("rare `ones`")
 
 
 class WordCount(KeyedProcessFunction[str, Any, tuple[str, int]]):

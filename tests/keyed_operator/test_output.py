@@ -18,7 +18,7 @@ from flowstate import KeyedProcessFunction, Reducer, ReducingStateDescriptor
 from flowstate.functions import OutputTag
 
 from .functions import Sum
-from .harness import Query, row_factory, struct_type
+from .harness import Query, row_factory, rows_of, struct_type
 
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
@@ -177,6 +177,25 @@ def test_an_arrow_function_may_return_batches_of_any_kind(tmp_path: Path, make: 
 
     found = query.restarted(parallelism=3).batch(1, [("a", 10), ("b", 1)])
     assert {row["word"]: row["n"] for row in found} == {"a": 13, "b": 6}
+
+
+def test_large_texts_are_texts_like_others(tmp_path: Path) -> None:
+    """Spark hands them out if ``spark.sql.execution.arrow.useLargeVarTypes`` is set."""
+    query = Query(folder=tmp_path, factory=row_factory(Sum()))
+
+    def run(batch_id: int, kind: pa.DataType) -> list[dict[str, Any]]:
+        found = []
+        for index, batches in enumerate(query.partitions([("a", 1), ("b", 5)])):
+            tables = [pa.Table.from_batches([batch]) for batch in batches]
+            changed = [table.set_column(0, "word", table["word"].cast(kind)) for table in tables]
+            given = [batch for table in changed for batch in table.to_batches()]
+            found += rows_of(query.execute(batch_id, given, partition=index))
+        return found
+
+    run(0, pa.large_string())
+    run(1, pa.string())
+    found = run(2, pa.large_string())
+    assert {row["word"]: row["text"] for row in found} == {"a": "3", "b": "15"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import time
 from collections import Counter
@@ -84,6 +85,16 @@ def test_the_slowest_input_holds_the_watermark(tmp_path: Path, sources: int) -> 
     assert found == Counter({("b", "row 2"): 1})
     found = texts(query.restarted(parallelism=3).batch(2, [("c", "slow", at(300))]))
     assert found == Counter({("c", "row 2"): 1, ("a", "timer 8"): 1, ("a", "timer 105"): 1})
+
+
+@pytest.mark.parametrize("name", ["stamp", "stamp_max", "0"])
+def test_the_column_that_tells_inputs_apart_may_have_any_name(tmp_path: Path, name: str) -> None:
+    query = dataclasses.replace(
+        timed(tmp_path, by=[name]), schema=f"word string, {name} string, at timestamp"
+    )
+    query.batch(0, [("a", "fast", at(100)), ("a", "slow", at(3))])
+
+    assert texts(query.batch(1, [("b", "fast", at(200))])) == Counter({("b", "row 2"): 1})
 
 
 def test_timestamps_before_1970_are_rounded_down() -> None:

@@ -28,7 +28,7 @@ __all__ = [
     "Route",
     "RoutedBatch",
     "control_text",
-    "in_utc",
+    "in_plain_types",
     "route_column",
     "route_value",
     "subtask_column",
@@ -122,7 +122,9 @@ class InputRows:
             if column.null_count < batch.num_rows:
                 controls = [json.loads(text) for text in column.drop_null().to_pylist()]
                 batch = batch.filter(pc.is_null(column))
-        rows = in_utc(batch.select([name for name in names if name not in {ROUTE, CONTROL}]))
+        rows = in_plain_types(
+            batch.select([name for name in names if name not in {ROUTE, CONTROL}])
+        )
         return RoutedBatch(rows, self._keys(rows), controls)
 
     def _keys(self, rows: pa.RecordBatch) -> pa.Array:
@@ -140,28 +142,36 @@ class InputRows:
         return columns[0]
 
 
-def in_utc(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows with their times in UTC: the session's time zone must not reach the state."""
+def in_plain_types(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows as the state has them, whatever the session's settings are.
+
+    Times are in UTC, for the session's time zone must not reach the state. Texts are not large
+    ones, as they come with ``spark.sql.execution.arrow.useLargeVarTypes``.
+    """
     schema = rows.schema
-    kinds = [_kind_in_utc(field.type) for field in schema]
+    kinds = [_plain_type(field.type) for field in schema]
     if all(kind is field.type for kind, field in zip(kinds, schema, strict=True)):
         return rows
     columns = [column.cast(kind) for column, kind in zip(rows.columns, kinds, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def _kind_in_utc(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_timestamp(kind) and kind.tz not in {None, "UTC"}:
         return pa.timestamp(kind.unit, "UTC")
+    if pat.is_large_string(kind):
+        return pa.string()
+    if pat.is_large_binary(kind):
+        return pa.binary()
     if pat.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        inner = [field.with_type(_kind_in_utc(field.type)) for field in fields]
+        inner = [field.with_type(_plain_type(field.type)) for field in fields]
         changed = any(new.type is not old.type for new, old in zip(inner, fields, strict=True))
         return pa.struct(inner) if changed else kind
     if pat.is_list(kind):
-        element = _kind_in_utc(kind.value_type)
+        element = _plain_type(kind.value_type)
         return kind if element is kind.value_type else pa.list_(element)
     if pat.is_map(kind):
-        parts = (_kind_in_utc(kind.key_type), _kind_in_utc(kind.item_type))
+        parts = (_plain_type(kind.key_type), _plain_type(kind.item_type))
         return kind if parts == (kind.key_type, kind.item_type) else pa.map_(*parts)
     return kind

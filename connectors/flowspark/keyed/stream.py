@@ -230,6 +230,14 @@ class KeyedStream:
                 f"the watermark's column {watermark.column!r} is of type {kind}: cast it to a "
                 f"timestamp",
             )
+        for name in watermark.by:
+            kind = self.df.schema[name].dataType.typeName()
+            if kind in {"struct", "array", "map", "variant"}:
+                raise OptionError(
+                    NAME,
+                    f"the watermark tells inputs apart by the column {name!r}, which is of type "
+                    f"{kind}: name a number or a text, such as a field of it",
+                )
 
     def _planned(
         self,
@@ -316,7 +324,7 @@ def _output(df: DataFrame, tag: str | None) -> DataFrame:
         )
     tagged = F.col(TAG_COLUMN)
     wanted = tagged.isNull() if tag is None else tagged == tag
-    return df.where(wanted).select(f"`{name}`.*")
+    return df.where(wanted).select(f"{_quoted(name)}.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flowspark.keyed.durations import duration_ms
-from flowspark.keyed.routing import CONTROL, ROUTE, Route, control_text, in_utc, route_value
+from flowspark.keyed.routing import CONTROL, ROUTE, Route, control_text, in_plain_types, route_value
 from flowstate.rows import NO_TIMESTAMP
 
 __all__ = ["HighestTimestamps", "WatermarkStrategy", "WatermarkTracker", "bounded_out_of_orderness"]
@@ -87,11 +87,12 @@ class HighestTimestamps:
         if not self._strategy.by:
             found = {"": pc.max(stamps).as_py()}
         else:
-            by = in_utc(batch.select(list(self._strategy.by)))
-            table = pa.table([*by.columns, stamps], names=[*by.schema.names, "stamp"])
-            groups = table.group_by(list(self._strategy.by), use_threads=False)
-            rows = groups.aggregate([("stamp", "max")])
-            names = zip(*(rows[name].to_pylist() for name in self._strategy.by), strict=True)
+            by = in_plain_types(batch.select(list(self._strategy.by)))
+            # Whatever they are called, the columns here are not called the same.
+            numbers = [str(number) for number in range(by.num_columns)]
+            table = pa.table([*by.columns, stamps], names=[*numbers, "stamp"])
+            rows = table.group_by(numbers, use_threads=False).aggregate([("stamp", "max")])
+            names = zip(*(rows[number].to_pylist() for number in numbers), strict=True)
             found = {
                 json.dumps(name, default=str): stamp
                 for name, stamp in zip(names, rows["stamp_max"].to_pylist(), strict=True)
