@@ -26,6 +26,21 @@ def test_a_standalone_cluster_loses_a_worker_and_counts_each_word_once(tmp_path:
     assert emitted(tmp_path) == expected_counts(everything)
 
 
+def test_a_task_that_two_attempts_run_at_once_counts_once(tmp_path: Path) -> None:
+    everything = write_input(tmp_path, 4, seed=21)
+    slow = {"FLOW_SLOW": everything[60]}
+    log = tmp_path / "log"
+    with (
+        standalone_cluster(tmp_path / "cluster", workers=2) as cluster,
+        child(JOB, tmp_path, 2, cluster.url, log=log, environment=slow) as job,
+    ):
+        job.wait_for("done", 240)
+
+    assert (tmp_path / "second").exists()
+    assert not (tmp_path / "alone").exists(), "there was no second attempt"
+    assert emitted(tmp_path) == expected_counts(everything)
+
+
 def test_a_query_through_spark_connect_counts_alike(tmp_path: Path) -> None:
     everything = []
     for parallelism in (2, 3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,36 @@ class KillsItsWorkerOnce(WordCount):
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().process_element(value, ctx)
+
+
+class WaitsForAnotherAttempt(WordCount):
+    """At a word, the first time, waits until another attempt of the task is through with it."""
+
+    def __init__(self, folder: Path, word: str) -> None:
+        self.folder, self.word = folder, word
+        self.is_second = False
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[tuple[str, int]]:
+        if value.word == self.word:
+            try:
+                (self.folder / "first").touch(exist_ok=False)
+            except FileExistsError:
+                self.is_second = True
+            else:
+                self._wait()
+        return super().process_element(value, ctx)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 60
+        while not (self.folder / "second").exists():
+            if time.monotonic() > deadline:
+                (self.folder / "alone").touch()
+                return
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        if self.is_second:
+            (self.folder / "second").touch()
 
 
 class Returns(KeyedProcessFunction[Any, Any, Any]):

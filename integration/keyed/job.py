@@ -2,7 +2,8 @@
 
 ``python -m integration.keyed.job FOLDER PARALLELISM [MASTER]`` goes on from wherever it was, prints
 ``jvm PID`` and a line for each batch, and ends by itself when all files are through. The master
-``connect`` is a Spark Connect server in this process's stead.
+``connect`` is a Spark Connect server in this process's stead. With ``FLOW_SLOW`` in the environment
+the first task with that word waits for the second attempt that Spark then starts.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from integration.keyed.functions import WaitsForAnotherAttempt, WordCount
 from integration.keyed.streams import count_words, read_words
 from integration.sessions import local_session, report_batches
 
 THRESHOLD = 30
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "500ms",
+    "spark.speculation.quantile": "0.5",
+}
 
 
 def session(master: str) -> SparkSession:
@@ -27,6 +35,8 @@ def session(master: str) -> SparkSession:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         return SparkSession.builder.remote("local[2]").getOrCreate()
     cluster = {"spark.executorEnv.PYTHONPATH": path, "spark.executor.memory": "768m"}
+    if "FLOW_SLOW" in os.environ:
+        cluster |= SPECULATION
     settings = {} if master.startswith("local[") else cluster
     spark = local_session("keyed-job", master=master, settings=settings)
     report_batches(spark)
@@ -36,9 +46,11 @@ def session(master: str) -> SparkSession:
 def main(folder: Path, parallelism: int, master: str) -> None:
     spark = session(master)
     working = folder / "working"
+    slow = os.environ.get("FLOW_SLOW")
     counted = count_words(
         read_words(spark, folder / "in"),
         folder,
+        WaitsForAnotherAttempt(folder, slow) if slow else WordCount(),
         parallelism=parallelism,
         working_folder=working,
     )

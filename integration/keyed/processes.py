@@ -69,10 +69,11 @@ class StandaloneCluster:
         log = self._start("master", "org.apache.spark.deploy.master.Master", "--port", "0")
         self.url = self._wait_for(log, r"Starting Spark master at (spark://\S+)")
         for number in range(workers):
-            self.add_worker(f"worker-{number}")
+            # Of two names: Spark does not try a task twice at once on one host.
+            self.add_worker(f"worker-{number}", ("127.0.0.1", "localhost")[number % 2])
 
-    def add_worker(self, name: str) -> None:
-        limits = ["-c", "1", "-m", "1g", "-d", str(self._folder / name)]
+    def add_worker(self, name: str, host: str = "127.0.0.1") -> None:
+        limits = ["-c", "1", "-m", "1g", "-d", str(self._folder / name), "--host", host]
         log = self._start(name, "org.apache.spark.deploy.worker.Worker", *limits, self.url)
         self.workers.append(self._processes[-1].pid)
         self._wait_for(log, r"(Successfully registered with master)")
