@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -24,6 +27,7 @@ from integration.keyed.functions import (
     WordCount,
 )
 from integration.keyed.streams import (
+    WAIT_S,
     count_words,
     expected_counts,
     random_words,
@@ -55,6 +59,34 @@ def test_a_function_that_raises_is_named_with_its_key_and_nothing_is_kept(
 
     run(count_words(words, tmp_path, parallelism=3), tmp_path)
     assert rows_of(spark, tmp_path) == expected_counts(["a", "b", "a", "bad", "b"])
+
+
+def test_a_batch_of_which_spark_does_not_say_the_number_is_no_batch_job(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    everything = [random_words(20, number) for number in range(3)]
+    for number, words in enumerate(everything):
+        write_words(tmp_path / "in", number, words)
+    found: list[tuple[Any, ...]] = []
+
+    def run(within: Callable[[Callable[[], Any]], Callable[[], Any]]) -> None:
+        def look(batch: DataFrame, _: int) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                rows = pool.submit(within(batch.collect)).result()
+            found.extend(tuple(row) for row in rows)
+
+        counted = count_words(read_words(spark, tmp_path / "in"), tmp_path)
+        writer = counted.writeStream.foreachBatch(look).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        assert query.awaitTermination(WAIT_S)
+
+    with pytest.raises(PySparkException, match="does not say which micro-batch this is"):
+        run(lambda collect: collect)
+    assert found == []
+    # What Spark has for the purpose makes the thread one of the batch.
+    run(lambda collect: inheritable_thread_target(spark)(collect))
+
+    assert sorted(found) == expected_counts([word for words in everything for word in words])
 
 
 def test_a_python_worker_that_is_killed_counts_nothing_twice(

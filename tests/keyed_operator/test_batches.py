@@ -287,6 +287,15 @@ def test_of_two_batch_jobs_at_once_one_fails(tmp_path: Path) -> None:
         rows_of(other.execute(None, late()))
 
 
+def test_a_stream_of_which_spark_hides_the_batch_is_no_batch_job(query: Query) -> None:
+    hidden = query.restarted(query_id=None, settings={"is_streaming": True})
+
+    for rows in (everywhere(query), []):
+        with pytest.raises(OptionError, match="does not say which micro-batch this is"):
+            hidden.batch(0, rows)
+    assert hidden.files() == []
+
+
 # Empty partitions.
 
 

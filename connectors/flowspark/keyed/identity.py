@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowspark.errors import OptionError
 from flowstate.checkpoint import CheckpointStorage, encode_name
 
 __all__ = ["NAME", "OperatorSpec", "TaskIdentity"]
@@ -38,6 +39,7 @@ class OperatorSpec:
     allow_non_restored_state: bool = False
     checkpoints_retained: int = 2
     working_folder: str | None = None
+    is_streaming: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells this operator from another one with the same uid."""
 
@@ -72,6 +74,8 @@ class TaskIdentity:
             raise RuntimeError("a keyed operator runs in a task of Spark's, and nowhere else")
         batch_id = context.getLocalProperty(_BATCH_ID)
         query_id = context.getLocalProperty(_QUERY_ID) if batch_id is not None else None
+        if spec.is_streaming and query_id is None:
+            raise _hidden_batch(spec)
         run = context.getLocalProperty(_RUN) if query_id is not None else None
         if run is not None and not _is_uuid(run):
             # A function under foreachBatch has set a job group of its own, which may be the same
@@ -92,6 +96,17 @@ class TaskIdentity:
     def file_batch_id(self) -> int:
         """The batch that stands in the names of files."""
         return self.batch_id or 0
+
+
+def _hidden_batch(spec: OperatorSpec) -> OptionError:
+    """Refuse what would otherwise be taken for a batch job, which starts from nothing."""
+    return OptionError(
+        NAME,
+        f"operator {spec.uid!r}: Spark does not say which micro-batch this is, so its state cannot "
+        f"be found. If a function under foreachBatch runs it in a thread of its own, wrap what the "
+        f"thread runs: inheritable_thread_target(spark)(...) of pyspark. Under foreachBatch of "
+        f"Spark Connect it is always so: write to a sink instead",
+    )
 
 
 def _is_uuid(text: str) -> bool:

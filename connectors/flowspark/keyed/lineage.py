@@ -214,7 +214,9 @@ def check_own_job(
         raise OptionError(
             NAME,
             f"operator {spec.uid!r}: {storage.url} holds the state of another batch job. Give "
-            f"another uid or state_location, or remove that folder",
+            f"another uid or state_location, or remove that folder. (Or this is no batch job: "
+            f"inside foreachBatch of Spark Connect, or in a thread of one's own inside any, Spark "
+            f"does not say that there is a stream.)",
         )
 
 

@@ -373,6 +373,7 @@ class _Settings:
             allow_non_restored_state=self.allow_non_restored_state,
             checkpoints_retained=self.checkpoints_retained,
             working_folder=None if folder is None else os.path.abspath(os.fspath(folder)),
+            is_streaming=df.isStreaming,
         )
         return _pinned(spec)
 
