@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from flowspark.errors import IncompleteBatchError, OptionError, OutputError
@@ -449,6 +451,37 @@ def test_two_operators_with_one_uid_are_refused_though_no_subtask_ran_in_both(
 
     with pytest.raises(OptionError, match="two operators of this query have the uid 'words'"):
         query.batch(1, everywhere(query))
+
+
+@pytest.mark.parametrize("is_at_once", [False, True], ids=["one-by-one", "at-once"])
+def test_two_operators_with_one_uid_are_refused_though_their_parallelism_differs(
+    query: Query, is_at_once: bool
+) -> None:
+    rows = everywhere(query)
+    twin = query.restarted(run=query.run, parallelism=3)
+    message = "two operators of this query have the uid 'words'"
+    if not is_at_once:
+        query.batch(0, rows)
+        with pytest.raises(OptionError, match=message):
+            twin.batch(0, rows)
+        return
+
+    def run_all(inputs: list[tuple[Query, list[pa.RecordBatch]]]) -> None:
+        (one, batches), *others = inputs
+
+        def given() -> Iterator[pa.RecordBatch]:
+            yield batches[0]
+            # This one has looked around, and has written nothing yet.
+            if others:
+                run_all(others)
+            yield from batches[1:]
+
+        rows_of(one.execute(0, given()))
+
+    run_all([(one, batches) for one in (query, twin) for batches in one.partitions(rows)])
+    for one in (query, twin, query.restarted(), twin.restarted(run=query.run)):
+        with pytest.raises(OptionError, match=message):
+            one.batch(1, rows)
 
 
 def test_a_job_group_of_the_users_own_does_not_stop_a_batch_from_running_again(

@@ -9,7 +9,7 @@ from functools import cached_property
 from flowspark.errors import OptionError
 from flowspark.keyed.identity import NAME, OperatorSpec, TaskIdentity
 from flowspark.keyed.parts import PartGroup, read_part, survey
-from flowspark.keyed.sealing import Restore, choose_group, provisional_record, seal
+from flowspark.keyed.sealing import Restore, choose_group, provisional_record, same_uid, seal
 from flowstate.checkpoint import CheckpointRecord, CheckpointStorage, decode_name, encode_name
 from flowstate.checkpoint.names import checkpoint_of_url
 from flowstate.errors import CheckpointNotFoundError, UnclaimedStateError, UnsafeNameError
@@ -129,6 +129,7 @@ def find_lineage(
         return _of_batch_job(spec, storage, task, restore, own_run, ids)
     sealed, standing = _newest_before(storage, ids, task.batch_id)
     reached = -1 if sealed is None or sealed.batch_id is None else sealed.batch_id
+    _check_one_operator(spec, task, own_run, [one for one in groups if one.batch_id > reached])
     between = [group for group in groups if reached < group.batch_id < task.batch_id]
     unsealed = None
     idle: list[PartGroup] = []
@@ -160,6 +161,21 @@ def find_lineage(
         ),
         idle=tuple(idle),
     )
+
+
+def _check_one_operator(
+    spec: OperatorSpec, task: TaskIdentity, own_run: str, groups: list[PartGroup]
+) -> None:
+    """Refuse two operators of one uid that have folders of their own: they differ in parallelism.
+
+    Within one run and batch an operator has one. Those of equal parallelism meet at their parts.
+    """
+    own = own_run.rpartition("-")[0]
+    found = {(task.batch_id, own): spec.parallelism}
+    for group in groups:
+        which = (group.batch_id, group.run.rpartition("-")[0])
+        if found.setdefault(which, group.parallelism) != group.parallelism:
+            raise same_uid(spec)
 
 
 def _newest_before(
