@@ -194,7 +194,7 @@ class Machine(RuleBasedStateMachine):
 Machine.TestCase.settings = settings(
     max_examples=12, stateful_step_count=14, deadline=None, database=None
 )
-TestMachine = pytest.mark.timeout(120)(Machine.TestCase)
+TestMachine = Machine.TestCase
 
 
 @pytest.mark.parametrize(
