@@ -127,6 +127,17 @@ def test_a_row_without_a_key_is_refused(tmp_path: Path) -> None:
         query.batch(0, [("a", 1), (None, 2)])
 
 
+def test_a_value_that_python_cannot_hold_is_named_with_its_column(tmp_path: Path) -> None:
+    schema = "word string, n long, at timestamp"
+    query = Query(folder=tmp_path, factory=row_factory(Sum()), schema=schema)
+    index = query.subtask_of("a")
+    (batch,) = query.partitions([("a", 1, None)])[index]
+    far = pa.array([1 << 62], batch.schema.field("at").type)
+
+    with pytest.raises(InputError, match="the column 'at' has a value that Python cannot hold"):
+        rows_of(query.execute(0, [batch.set_column(2, "at", far)]))
+
+
 class Sides(KeyedProcessFunction[str, Any, Any]):
     def process_element(self, row: Any, ctx: Any) -> Any:
         ctx.output(OutputTag("late" if row.n < 9 else "unknown"), (row.n,))

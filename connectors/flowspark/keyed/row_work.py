@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flowspark.errors import FunctionError, OutputError
+from flowspark.errors import FunctionError, InputError, OutputError
 from flowspark.keyed.identity import NAME
 from flowspark.keyed.output import OutputBuffer, RowWriter
 from flowspark.keyed.watermarks import timestamps_ms
@@ -90,7 +90,7 @@ class RowWork:
                 done += rows.num_rows
 
     def _process(self, rows: pa.RecordBatch, keys: pa.Array, places: list[int]) -> None:
-        columns = list(map(_values_of, rows.columns))
+        columns = self._columns(rows)
         canonical = self._canonical(rows, keys, columns)
         timestamps = None
         if self._factory.timestamp_column is not None:
@@ -102,6 +102,20 @@ class RowWork:
             self._runner.process_batch(values, canonical, places, timestamps, emitted)
         self._emit(emitted)
         self._emit_side(self._runner.take_side_rows())
+
+    def _columns(self, rows: pa.RecordBatch) -> list[list[Any]]:
+        found = []
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            try:
+                found.append(_values_of(column))
+            except (OverflowError, ValueError, KeyError) as error:
+                raise InputError(
+                    NAME,
+                    f"operator {self._info.uid!r}: the column {name!r} has a value that Python "
+                    f"cannot hold, such as a date beyond the year 9999: {error}. Filter such rows "
+                    f"out, or cast the column, in front of key_by",
+                ) from error
+        return found
 
     def _canonical(
         self, rows: pa.RecordBatch, keys: pa.Array, columns: list[list[Any]]
