@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from flowspark.errors import OutputError
+from flowspark.locations import absolute_location
 from flowspark.options import Options
 from flowspark.sinks import FLUSH_SEQUENCE
 from flowstate.checkpoint import CheckpointRecord, CheckpointStorage, SubtaskSnapshot
@@ -39,7 +40,6 @@ from pyspark_flowbuffer.options import (
     FileOutput,
     FunctionOutput,
     Triggers,
-    absolute_location,
 )
 from pyspark_flowbuffer.partitions import split_by_folder
 from pyspark_flowbuffer.publishing import SETTINGS

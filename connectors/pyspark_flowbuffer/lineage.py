@@ -7,10 +7,11 @@ import logging
 from dataclasses import dataclass
 
 from flowspark.errors import OutputError
+from flowspark.locations import absolute_location
 from flowstate.checkpoint import CheckpointRecord, CheckpointStorage, encode_name
 from flowstate.errors import CheckpointNotFoundError, FlowError
 from flowstate.storage.filesystems import open_file_system
-from pyspark_flowbuffer.options import FORMAT, BufferOptions, absolute_location
+from pyspark_flowbuffer.options import FORMAT, BufferOptions
 
 __all__ = ["Parent", "find_parent", "find_query_id", "open_storage"]
 

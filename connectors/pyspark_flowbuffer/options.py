@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from flowspark.locations import shared_location
 from flowspark.options import Options
 from flowstate.key_groups import MAX_PARALLELISM_LIMIT
 from flowstate.redistribution import Redistribution
-from flowstate.storage.filesystems import STORES
 
 __all__ = [
     "FORMAT",
@@ -31,8 +29,6 @@ SINK_PREFIX = "sink."
 DEFAULT_THRESHOLD = 100_000
 DEFAULT_UID = "flowbuffer"
 STATE_FOLDER = "flow"
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 class FileFormat(StrEnum):
@@ -227,23 +223,8 @@ class BufferOptions:
         )
 
 
-def absolute_location(location: str) -> str:
-    """Return a location that means the same in every process: a local path made absolute."""
-    begin, colon, _ = location.partition(":")
-    # s3:bucket is no path, but a mistake that is named where the store is opened.
-    is_url = _URL.match(location) or (colon and begin.lower() in STORES)
-    return location if is_url else os.path.abspath(location)
-
-
 def _shared_location(options: Options, name: str, location: str) -> str:
-    """Return a location that all processes see, absolute."""
-    if location.strip().lower().startswith("memory:"):
-        raise options.error(
-            f"option {name!r} must be seen by the driver and the executors, which are other "
-            f"processes, and {location!r} is gone with the process that wrote it. Give a folder or "
-            f"the URL of an object store"
-        )
-    return absolute_location(location)
+    return shared_location(options.format_name, f"option {name!r}", location)
 
 
 def _parse_output(options: Options) -> FileOutput | FunctionOutput:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from flowspark.locations import shared_location
 from flowspark.options import STORAGE_PREFIX, Options
 from pyspark_flowkafka import properties
 from pyspark_flowkafka.errors import FORMAT
@@ -179,7 +180,7 @@ def parse(given: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
         commit_offsets=options.boolean("commitOffsets", False),
         new_partitions=options.choice("newPartitions", NewPartitions.EARLIEST),
         on_bad_record=options.choice("onBadRecord", OnBadRecord.FAIL),
-        bad_record_path=options.text("badRecordPath"),
+        bad_record_path=_bad_record_path(options),
         report_lag=options.boolean("reportLag", False),
         restore_from=options.text("restoreFrom"),
         storage=options.storage_options(),
@@ -223,6 +224,13 @@ def _subscription(options: Options) -> Subscription:
             f"option 'subscribePattern' is not a regular expression of Python: {error}"
         ) from None
     return Subscription(kind, pattern=value.strip())
+
+
+def _bad_record_path(options: Options) -> str | None:
+    path = options.text("badRecordPath")
+    if path is None or not path.strip():
+        return None
+    return shared_location(FORMAT, "option 'badRecordPath'", path)
 
 
 def _position(options: Options, end: str) -> Position | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from flowspark.locations import shared_location
 from flowspark.options import Options
 
 __all__ = [
@@ -257,14 +258,8 @@ def _state_location(options: Options) -> str:
         "stateLocation",
         "received lines are kept there until Spark is done with them. Give a folder that the "
         "driver and all executors reach, or the URL of an object store, as in s3://bucket/state",
-    ).strip()
-    if location.lower().startswith("memory:"):
-        raise options.error(
-            "option 'stateLocation' must be seen by the driver and the executors, which are other "
-            f"processes, and {location!r} is gone with the process that wrote it. Give a folder or "
-            "the URL of an object store"
-        )
-    return location
+    )
+    return shared_location(FORMAT, "option 'stateLocation'", location)
 
 
 def _uid(options: Options, *, default: str) -> str:

@@ -21,7 +21,6 @@ from pyspark_flowbuffer.options import (
     FileFormat,
     FileOutput,
     FunctionOutput,
-    absolute_location,
 )
 from pyspark_flowbuffer.writer import BufferWriter, arrow_schema
 
@@ -69,12 +68,6 @@ def test_urls_stay_as_they_are() -> None:
 def test_a_location_that_only_one_process_sees_is_refused(option: str) -> None:
     with pytest.raises(OptionError, match=rf"option '{option}' must be seen by the driver and"):
         parse(**{option: "memory://there"})
-
-
-def test_a_url_without_slashes_does_not_become_a_local_folder() -> None:
-    assert absolute_location("s3:bucket/out") == "s3:bucket/out"
-    assert absolute_location("s3") == os.path.abspath("s3")
-    assert absolute_location("a:b") == os.path.abspath("a:b")
 
 
 def test_options_of_a_sink_are_handed_to_it() -> None:

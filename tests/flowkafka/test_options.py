@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
@@ -52,6 +53,14 @@ def test_the_defaults_of_what_goes_beyond() -> None:
     assert options.new_partitions is NewPartitions.EARLIEST
     assert options.on_bad_record is OnBadRecord.FAIL
     assert (options.max_bytes, options.restore_from) == (None, None)
+
+
+def test_bad_records_are_set_aside_where_all_tasks_see_them() -> None:
+    deadletter = {**BASE, "onBadRecord": "deadletter"}
+
+    assert parsed(badRecordPath="bad").bad_record_path == os.path.abspath("bad")
+    assert "'badRecordPath' must be seen" in refused({**deadletter, "badRecordPath": "memory://x"})
+    assert "set 'badRecordPath'" in refused({**deadletter, "badRecordPath": " "})
 
 
 def test_options_reach_workers_by_pickle() -> None:

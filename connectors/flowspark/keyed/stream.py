@@ -28,6 +28,7 @@ from flowspark.keyed.schemas import (
 from flowspark.keyed.task import KeyedTask
 from flowspark.keyed.watermarks import HighestTimestamps, WatermarkStrategy
 from flowspark.keyed.work import WorkFactory
+from flowspark.locations import shared_location
 from flowstate.errors import FlowError
 from flowstate.functions import KeyedProcessFunction, OutputTag
 from flowstate.key_groups import check_parallelism
@@ -408,12 +409,7 @@ def _location(name: str, value: str | os.PathLike[str]) -> str:
     text = os.fspath(value)
     if not text.strip():
         raise OptionError(NAME, f"{name} is empty: give a path or a URL that all tasks reach")
-    if text.startswith("memory://"):
-        raise OptionError(
-            NAME, f"{name} {text!r} is the memory of one process, and tasks run in several"
-        )
-    # Tasks may run in another folder than the driver.
-    return text if "://" in text else os.path.abspath(text)
+    return shared_location(NAME, name, text)
 
 
 def _default_parallelism(df: DataFrame) -> int:
