@@ -1,4 +1,4 @@
-"""A driver that is killed at random times, again and again. ``FLOWSOCKET_KILLS`` says how often."""
+"""A driver that is killed at random times, again and again. ``FLOW_KILLS`` says how often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import pytest
 from integration.keyed.processes import readers_of
 from pyspark_flowsocket.send import FileSender
 
-KILLS = int(os.environ.get("FLOWSOCKET_KILLS", "2"))
+KILLS = int(os.environ.get("FLOW_KILLS", "2"))
 SEED = int(os.environ.get("FLOWSOCKET_SEED", "5"))
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300 + 120 * KILLS)]
 ROOT = Path(__file__).parents[1]

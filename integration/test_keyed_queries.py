@@ -230,9 +230,9 @@ def test_a_batch_that_runs_twice_in_one_plan_counts_once(
     assert sorted(found) == expected_counts(everything)
 
 
-@pytest.mark.parametrize("persisted", [False, True], ids=["bare", "persisted"])
+@pytest.mark.parametrize("how", ["take", "limit", "persisted"])
 def test_who_stops_reading_is_told_unless_all_of_it_ran(
-    spark: SparkSession, tmp_path: Path, persisted: bool
+    spark: SparkSession, tmp_path: Path, how: str
 ) -> None:
     everything = random_words(80, 9)
     for number in range(4):
@@ -240,10 +240,13 @@ def test_who_stops_reading_is_told_unless_all_of_it_ran(
     found: list[tuple[Any, ...]] = []
 
     def look(batch: DataFrame, _: int) -> None:
-        if persisted:
+        if how == "persisted":
             batch = batch.persist()
             found.extend(tuple(row) for row in batch.collect())
-        batch.take(1)
+        if how == "limit":
+            batch.limit(1).collect()
+        else:
+            batch.take(1)
 
     query = (
         count_words(read_words(spark, tmp_path / "in"), tmp_path, parallelism=4)
@@ -252,7 +255,7 @@ def test_who_stops_reading_is_told_unless_all_of_it_ran(
         .trigger(availableNow=True)
         .start()
     )
-    if persisted:
+    if how == "persisted":
         assert query.awaitTermination(WAIT_S)
         assert sorted(found) == expected_counts(everything)
         return

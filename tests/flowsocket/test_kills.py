@@ -1,4 +1,4 @@
-"""The process of the reader is killed at random times, again and again: ``FLOWSOCKET_KILLS``."""
+"""The process of the reader is killed at random times, again and again: ``FLOW_KILLS``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyspark_flowsocket.send import FileSender
 from .peers import free_port, options_of, wait_for
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("FLOWSOCKET_KILLS", "4"))
+KILLS = int(os.environ.get("FLOW_KILLS", "4"))
 SEED = int(os.environ.get("FLOWSOCKET_SEED", "11"))
 
 pytestmark = pytest.mark.timeout(300 + 10 * KILLS)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
+
+import pytest
+
+from flowspark.errors import OptionError
 
 from .functions import Sum
 from .harness import Query, row_factory
@@ -46,3 +51,18 @@ def test_what_else_is_in_the_working_folder_is_left_alone(tmp_path: Path) -> Non
     assert run(tmp_path, "new") >= {"photos", hexadecimal, "letter"}
     assert (tmp_path / "work" / "photos" / "album" / "picture").exists()
     assert (tmp_path / "work" / hexadecimal / "album" / "picture").exists()
+
+
+def test_a_folder_that_somebody_else_has_made_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    query = Query(folder=tmp_path, factory=row_factory(Sum()), settings={"working_folder": None})
+    query.batch(0, [("a", 1)])
+    assert (tmp_path / f"flowspark-{os.getuid()}").is_dir()
+    other = os.getuid() + 1
+    (tmp_path / f"flowspark-{other}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: other)
+
+    with pytest.raises(OptionError, match=f"flowspark-{other} belongs to the user {other - 1}"):
+        query.batch(1, [("a", 1)])

@@ -313,14 +313,20 @@ def _working_folder(spec: OperatorSpec, url: str) -> Path:
     """Return where this operator's working state is on the local disk."""
     base = spec.working_folder or os.environ.get(_FOLDER_VARIABLE)
     root = Path(base or Path(tempfile.gettempdir(), f"flowspark-{os.getuid()}"))
+    way_out = (
+        f"Name another one with working_folder, or in the variable {_FOLDER_VARIABLE} of the "
+        f"executors"
+    )
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = root.stat().st_uid
     except OSError as error:
         raise OptionError(
-            NAME,
-            f"the working folder {root} cannot be made: {error}. Name another one with "
-            f"working_folder, or in the variable {_FOLDER_VARIABLE} of the executors",
+            NAME, f"the working folder {root} cannot be made: {error}. {way_out}"
         ) from error
+    if not base and owner != os.getuid():
+        # Everybody may write to the system's temporary folder, and what is found here is used.
+        raise OptionError(NAME, f"the working folder {root} belongs to the user {owner}. {way_out}")
     folder = root / xxhash.xxh3_128_hexdigest(url.encode())
     if not folder.exists():
         _forget_old_folders(root)
