@@ -102,7 +102,9 @@ class Connection:
         """Tell a sender why the connection ends, if it understands that."""
         if self._speaks_ack:
             self.outgoing += acks.error(code, text)
-            self.send()
+            # One that has hung up already does not hear it, and that is all.
+            with suppress(OSError):
+                self.send()
 
     def send(self) -> None:
         """Send what waits to be sent, as far as the peer takes it."""
