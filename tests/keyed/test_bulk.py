@@ -312,6 +312,18 @@ def test_columns_in_chunks_are_columns(harness: KeyedHarness) -> None:
     assert sums(harness, "a", "b", "c") == [1, 2, 3]
 
 
+def test_a_few_keys_now_and_then_leave_what_is_fast_for_many(clock: ManualClock) -> None:
+    backend = KeyedStateBackend(str, max_parallelism=8, clock=clock)
+    backend.get_reducing_state(SUM)
+    added = BulkState(backend, "sum")
+    keys = texts(*(f"key-{number}" for number in range(1000)))
+    for _ in range(30):
+        added.add(keys, pa.array([1] * 1000))
+        added.add(keys.slice(0, 2), pa.array([1, 1]))
+
+    assert has_columns(backend, "sum")
+
+
 def test_a_few_of_many_keys_again_and_again_leave_the_columns(clock: ManualClock) -> None:
     backend = KeyedStateBackend(str, max_parallelism=8, clock=clock)
     number = ValueStateDescriptor("number", int)

@@ -99,8 +99,10 @@ class SingleTable(Table):
         return True
 
     def _columns_for(self, keys: pa.Array) -> ValueColumns | None:
-        if self.columns is not None and len(keys) * _FEW_KEYS_SHARE < len(self.columns.keys):
-            self._few_keys_times += 1
+        if self.columns is not None:
+            is_few = len(keys) * _FEW_KEYS_SHARE < len(self.columns.keys)
+            # In a row: by entries, access to many keys costs several times what it costs here.
+            self._few_keys_times = self._few_keys_times + 1 if is_few else 0
             if self._few_keys_times > _FEW_KEYS_TIMES:
                 self.by_slot()
         return self.columns
