@@ -127,8 +127,6 @@ class Receiver:
         readable = []
         asked_at = time.monotonic()
         events = selector.select(timeout_s)
-        if not is_paused and all(key.fileobj is self._wake_in for key, _ in events):
-            self._quiet_at = asked_at
         for key, _ in events:
             if isinstance(key.data, Connection):
                 readable.append(key.data)
@@ -138,6 +136,9 @@ class Receiver:
             elif not self._is_draining:
                 for connection in self._endpoint.accept(len(self._connections)):
                     self._admit(connection)
+        if not is_paused and not readable:
+            # Also if somebody calls who cannot be let in: there may be no end to that.
+            self._quiet_at = asked_at
         # Thousands may be readable at once, and all of them together are more than memory is for.
         # Who has waited longest comes first, so that nobody waits for ever.
         for connection in sorted(readable, key=lambda one: one.served_at):

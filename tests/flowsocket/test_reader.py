@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from flowspark.errors import OptionError
 from pyspark_flowsocket import DefaultSource
+from pyspark_flowsocket.endpoints import Listener
 from pyspark_flowsocket.errors import LinesGoneError
 from pyspark_flowsocket.reader import SocketStreamReader, split_slices
 from pyspark_flowsocket.spool import SegmentSlice
 
 from .peers import (
+    WAIT_S,
     Peer,
     call,
     free_port,
@@ -135,6 +138,22 @@ def test_available_now_ends_with_the_stream_and_acknowledges(tmp_path: Path) -> 
             sock.sendall(b"a\nlast")
         reader.prepareForTriggerAvailableNow()
         assert lines(reader, 0, latest(reader)) == ["a", "last"]
+
+
+def test_available_now_ends_though_somebody_calls_who_cannot_be_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Listener, "accept", lambda *_: [])
+    port = free_port()
+    with reading(tmp_path, port, mode="listen", availableNowIdle="200ms") as reader:
+        reader.prepareForTriggerAvailableNow()
+        ends: list[int] = []
+        asking = threading.Thread(target=lambda: ends.append(latest(reader)), daemon=True)
+        with call(port):
+            asking.start()
+            asking.join(WAIT_S)
+
+    assert ends == [0]
 
 
 def test_available_now_goes_on_behind_a_batch_as_large_as_the_spool(tmp_path: Path) -> None:
