@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
 import subprocess
 import threading
 import time
@@ -80,24 +79,6 @@ def test_slow_silent_and_hostile_clients_stall_nobody(tmp_path: Path) -> None:
                 assert received(reader, 3) == ["before", "good", "fine"]
                 slow.sendall(b"ne\n")
                 assert received(reader, 4)[-1] == "half a line"
-
-
-@pytest.mark.parametrize("said", [b"what?\n", b"HELLO one\n" + b"x" * 5000])
-def test_who_is_refused_and_has_hung_up_ends_its_own_connection_only(
-    tmp_path: Path, said: bytes
-) -> None:
-    port = free_port()
-    with reading(tmp_path, port, maxLineBytes="1000", **ACK) as reader:
-        latest(reader)
-        for _ in range(20):
-            with call(port) as sock:
-                # Closed so, it tells the other side that nothing of it is wanted any more.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                sock.sendall(said)
-        with call(port) as sock:
-            sock.sendall(b"HELLO other\ngood\n")
-
-            assert received(reader, 1) == ["good"]
 
 
 def test_a_stream_that_is_none_of_the_charset_ends_that_connection_only(tmp_path: Path) -> None:

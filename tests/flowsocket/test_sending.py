@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -207,3 +208,21 @@ def test_a_socket_that_is_connected_with_itself_has_reached_nobody(
     with pytest.raises(ConnectionRefusedError):
         connected(address, 1.0)
     assert own.fileno() == -1
+
+
+@pytest.mark.parametrize("said", [b"what?\n", b"HELLO one\n" + b"x" * 5000])
+def test_who_is_refused_and_has_hung_up_ends_its_own_connection_only(
+    tmp_path: Path, said: bytes
+) -> None:
+    port = free_port()
+    with reading(tmp_path, port, maxLineBytes="1000", **ACK) as reader:
+        latest(reader)
+        for _ in range(20):
+            with call(port) as sock:
+                # Closed so, it tells the other side that nothing of it is wanted any more.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.sendall(said)
+        with call(port) as sock:
+            sock.sendall(b"HELLO other\ngood\n")
+
+            assert received(reader, 1) == ["good"]
