@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowspark.keyed.offline import seal_last_batch, unsealed_groups
+from flowstate.checkpoint import CheckpointStorage
 from tests.flow_command.shell import flow
 
 from .functions import Sum
@@ -89,3 +90,22 @@ def test_a_folder_that_is_no_checkpoint_location_is_refused(query: Query) -> Non
 
     assert shown.code == 3
     assert "it is not the checkpointLocation of a query that has run" in shown.err
+
+
+def test_the_commits_of_another_query_say_nothing(query: Query) -> None:
+    ours, other = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "ab")
+    folder = commits(query, 0, 1)
+    (folder / "metadata").write_text(f'{{"id":"{other}"}}')
+    location = query.folder / "moved"
+    location.mkdir()
+    query.root.parent.rename(location / ours)
+    storage = CheckpointStorage(location / ours / query.root.name)
+
+    for url in (location, location / ours, storage.url):
+        shown = flow("seal", url, "--checkpoint-location", folder)
+        assert shown.code == 2
+        assert f"is the checkpointLocation of query {other}, and {storage.url} belongs" in shown.err
+        assert len(unsealed_groups(storage)) == 1
+    (folder / "metadata").write_text(f'{{"id":"{ours}"}}')
+    shown = flow("seal", location, "--checkpoint-location", folder)
+    assert "words: chk-2 is the state after batch 1" in shown.out

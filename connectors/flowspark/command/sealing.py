@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
+
+import msgspec
 
 from flowspark.command.arguments import add_url
 from flowspark.command.contract import Command, CommandError, ExitCode, Invocation
@@ -11,7 +14,8 @@ from flowspark.command.locations import Location, find_operators
 from flowspark.command.words import count_of
 from flowspark.keyed.offline import seal_last_batch, unsealed_groups
 from flowstate.checkpoint import CheckpointRecord
-from flowstate.storage.filesystems import open_file_system
+from flowstate.errors import SnapshotMissingError
+from flowstate.storage.filesystems import StateFileSystem, open_file_system
 
 __all__ = ["COMMAND"]
 
@@ -21,7 +25,9 @@ _COMMIT = re.compile(r"commits/(0|[1-9][0-9]*)")
 def _run(invocation: Invocation) -> ExitCode:
     given = invocation.arguments
     locations = find_operators(given.url, invocation.storage_options)
-    committed = _committed_batches(given.checkpoint_location, invocation)
+    files = open_file_system(given.checkpoint_location, invocation.storage_options)
+    committed = _committed_batches(files)
+    _check_query(files, locations)
     sealed = [(one, seal_last_batch(one.storage, one.uid, committed)) for one in locations]
     if invocation.as_json:
         found = [
@@ -49,8 +55,7 @@ def _outcome(location: Location, record: CheckpointRecord | None) -> str:
     return "nothing to seal: the newest batch has its checkpoint"
 
 
-def _committed_batches(checkpoint_location: str, invocation: Invocation) -> set[int]:
-    files = open_file_system(checkpoint_location, invocation.storage_options)
+def _committed_batches(files: StateFileSystem) -> set[int]:
     paths = [entry.path for entry in files.list("commits")]
     found = {int(match[1]) for path in paths if (match := _COMMIT.fullmatch(path))}
     if not found:
@@ -59,6 +64,22 @@ def _committed_batches(checkpoint_location: str, invocation: Invocation) -> set[
             f"that has run ({count_of(len(paths), 'file')} in its folder 'commits')"
         )
     return found
+
+
+def _check_query(files: StateFileSystem, locations: Sequence[Location]) -> None:
+    """Refuse the commits of another query: its batches say nothing of these operators'."""
+    try:
+        query_id = msgspec.json.decode(files.read("metadata"), type=dict[str, str]).get("id")
+    except (SnapshotMissingError, msgspec.DecodeError):
+        return
+    foreign = [one for one in locations if one.query is not None and one.query != query_id]
+    if foreign:
+        raise CommandError(
+            f"{files.url} is the checkpointLocation of query {query_id}, and {foreign[0].url} "
+            f"belongs to another. Give the folder of that query, or the checkpointLocation of this "
+            f"one",
+            ExitCode.USAGE,
+        )
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
