@@ -120,6 +120,9 @@ def _settle(committer: Committer, record: CheckpointRecord) -> CheckpointRecord:
 
 def _find_root(url: str, storage_options: Mapping[str, Any] | None) -> str:
     """Return the folder of the only sink at or below a URL."""
+    if not url.strip():
+        # Of a shell's variable that is not set; it must not become the folder one is in.
+        raise _no_sink("an empty location")
     location = absolute_location(url).rstrip("/")
     entries = open_file_system(location, storage_options).list("")
     matches = (_RECORD.fullmatch(entry.path) for entry in entries)

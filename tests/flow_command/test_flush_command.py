@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from flowspark import SinkContext, SinkFunction
 
@@ -32,6 +33,17 @@ def test_state_without_a_sink_is_refused(words: Path) -> None:
 
     assert shown.code == 3
     assert "no checkpoint of a flowbuffer sink" in shown.err
+
+
+def test_an_empty_location_is_not_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(tmp_path, threshold=10)
+    query.batch(0, ["a"])
+    monkeypatch.chdir(tmp_path)
+
+    assert flow("flush", "").code == 3
+    assert query.published() == []
 
 
 def test_sink_options_may_be_secrets(tmp_path: Path) -> None:
