@@ -11,6 +11,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,51 @@ def test_an_old_or_absent_python_is_a_failure(fake: dict[str, str], tmp_path: Pa
     found = examined(fake)
     assert found["python of the driver"].to_do == "use Python 3.11 or newer"
     assert "does not run" in found["python of the workers"].found
+
+
+@pytest.mark.parametrize("answer", ["echo hello", "echo '[1, 2]'", "echo 5", r"printf '\377'"])
+def test_another_program_is_no_python(fake: dict[str, str], tmp_path: Path, answer: str) -> None:
+    other = program(tmp_path, "other", answer)
+    checks = examined({**fake, "PYSPARK_PYTHON": other})
+
+    assert checks["python of the workers"].verdict is Verdict.FAIL
+    assert "does not run" in checks["python of the workers"].found
+
+
+def test_a_command_whose_quotation_has_no_end_does_not_run(fake: dict[str, str]) -> None:
+    checks = examined({**fake, "PYSPARK_PYTHON": "'python"})
+
+    assert checks["python of the workers"].verdict is Verdict.FAIL
+
+
+def test_settings_in_another_encoding_are_read_as_far_as_they_go(
+    fake: dict[str, str], tmp_path: Path
+) -> None:
+    name = "spark.python.unix.domain.socket.enabled"
+    (tmp_path / "spark-defaults.conf").write_bytes(b"# M\xfcnchen\n%s true\n" % name.encode())
+
+    assert examined(fake)[name].verdict is Verdict.OK
+
+
+def test_a_spark_home_without_spark_or_with_another_is_a_failure(
+    fake: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "spark"
+    absent = examined({**fake, "SPARK_HOME": str(home)})["SPARK_HOME"]
+    assert absent.verdict is Verdict.FAIL
+    assert "unset SPARK_HOME" in absent.to_do
+
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "spark-submit").touch()
+    (home / "jars").mkdir()
+    old = home / "jars" / "spark-core_2.13-3.5.1.jar"
+    old.touch()
+    other = examined({**fake, "SPARK_HOME": str(home)})["SPARK_HOME"]
+    assert other.verdict is Verdict.FAIL
+    assert "has Spark 3.5.1" in other.found
+    old.rename(old.with_name(f"spark-core_2.13-{version('pyspark')}.jar"))
+    assert examined({**fake, "SPARK_HOME": str(home)})["SPARK_HOME"].verdict is Verdict.OK
+    assert "SPARK_HOME" not in examined(fake)
 
 
 def test_driver_and_workers_have_one_version(fake: dict[str, str], tmp_path: Path) -> None:

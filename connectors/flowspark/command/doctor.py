@@ -76,6 +76,7 @@ def examine(
     yield _python("python of the driver", driver, from_driver, asked_driver)
     yield _python("python of the workers", worker, from_worker, asked_worker)
     yield from _same_python(asked_driver, asked_worker)
+    yield from _spark_home(environment)
     yield _java(environment)
     yield from _formats(driver, asked_driver)
     yield from _settings(environment)
@@ -150,6 +151,25 @@ def _same_python(driver: pythons.Python | None, worker: pythons.Python | None) -
             f"have different packages: {', '.join(differing)}",
             "install the same versions in both",
         )
+
+
+def _spark_home(environment: Mapping[str, str]) -> Iterator[Check]:
+    """Look at a Spark beside that of pyspark, which is started instead of it."""
+    home = environment.get("SPARK_HOME")
+    if not home:
+        return
+    try:
+        wanted = version("pyspark")
+    except PackageNotFoundError:
+        return
+    to_do = f"unset SPARK_HOME, or let it name a Spark {wanted}"
+    found = pythons.spark_version(home)
+    if found is None:
+        yield Check("SPARK_HOME", Verdict.FAIL, f"{home} has no Spark", to_do)
+    elif found != wanted:
+        yield Check("SPARK_HOME", Verdict.FAIL, f"{home} has Spark {found}, not {wanted}", to_do)
+    else:
+        yield Check("SPARK_HOME", Verdict.OK, f"{found}, {home}")
 
 
 def _java(environment: Mapping[str, str]) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import uuid
@@ -19,6 +20,7 @@ from flowstate.storage.filesystems import open_file_system
 __all__ = ["BrokerAnswer", "address_of", "probe_broker", "probe_state"]
 
 _TIMEOUT_S = 5.0
+_PORT = re.compile(r"[0-9]{1,5}")
 _REPLY_BYTES_MAX = 1 << 20
 _API_VERSIONS = 18
 _CORRELATION_ID = 7
@@ -67,7 +69,7 @@ def address_of(text: str) -> tuple[str, int]:
     """Split HOST:PORT; an IPv6 address stands in brackets."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
         raise CommandError(
             f"--kafka takes HOST:PORT, as in localhost:9092, not {text!r}", ExitCode.USAGE
         )

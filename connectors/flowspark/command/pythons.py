@@ -20,10 +20,12 @@ __all__ = [
     "driver_python",
     "java_version",
     "session_settings",
+    "spark_version",
     "worker_python",
 ]
 
 _TIMEOUT_S = 60
+_SPARK_CORE = re.compile(r"spark-core_[0-9.]+-(.+)\.jar")
 _JAVA_VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 # In a process of its own: it may be another Python, and a package that breaks breaks there.
@@ -93,7 +95,12 @@ def driver_python(environment: Mapping[str, str]) -> tuple[str, str]:
 def _output(command: Sequence[str], *, errors: bool = False) -> str | None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -102,12 +109,16 @@ def _output(command: Sequence[str], *, errors: bool = False) -> str | None:
 
 def ask_python(command: str) -> Python | None:
     """Ask a Python who it is; None if there is none of that name, or it does not run."""
-    words = shlex.split(command)
-    output = _output([*words, "-c", _ABOUT]) if words else None
-    if not output:
+    try:
+        words = shlex.split(command)
+        output = _output([*words, "-c", _ABOUT]) if words else None
+        if not output:
+            return None
+        executable, version, packages = json.loads(output.splitlines()[-1])
+        return Python(command, executable, version, packages)
+    except (ValueError, TypeError):
+        # Some other program has answered, or a quotation mark has no end.
         return None
-    executable, version, packages = json.loads(output.splitlines()[-1])
-    return Python(command, executable, version, packages)
 
 
 def ask_formats(command: str) -> list[Format] | None:
@@ -132,6 +143,14 @@ def java_version(environment: Mapping[str, str]) -> tuple[int | None, str]:
     return int(match.group(2) or 0) if major == 1 else major, command
 
 
+def spark_version(home: str) -> str | None:
+    """Return the version of the Spark in a folder; None if there is none."""
+    if not Path(home, "bin", "spark-submit").is_file():
+        return None
+    found = (_SPARK_CORE.fullmatch(path.name) for path in Path(home, "jars").glob("spark-core*"))
+    return next((match.group(1) for match in found if match), None)
+
+
 def session_settings(
     environment: Mapping[str, str], spark_home: Path | None
 ) -> tuple[dict[str, str], Path | None]:
@@ -146,7 +165,7 @@ def session_settings(
     for folder in folders:
         path = folder / "spark-defaults.conf"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         return _properties(text), path
