@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ def test_a_limit_says_that_there_is_more(words: Path) -> None:
 
 
 PAIR = pa.struct([("a", pa.string()), ("b", pa.int32())])
+FLOATS = pa.struct([("a", pa.string()), ("b", pa.float64())])
 DEEP = pa.list_(PAIR)
 
 
@@ -115,6 +117,17 @@ DEEP = pa.list_(PAIR)
             dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC),
             "2026-01-02 03:04:00",
         ),
+        (
+            pa.timestamp("us", "UTC"),
+            dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC),
+            "2026-01-01T22:04:00-05:00",
+        ),
+        (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "2026-01-02"),
+        (dt.timedelta, dt.timedelta(seconds=90), "PT1M30S"),
+        (bytes, b"\xff\x00'", 'b"\\xff\\x00\'"'),
+        (bytes, b"\xff", os.fsdecode(b"\xff")),
+        (FLOATS, ("x", float("nan")), '["x", NaN]'),
+        (FLOATS, ("x", -0.0), '["x", 0]'),
         (pa.decimal128(9, 2), Decimal("1.50"), "1.50"),
         (PAIR, ("x", 3), '["x", 3]'),
         (DEEP, (("x", 3), ("y", None)), '[["x", 3], ["y", null]]'),
@@ -199,6 +212,13 @@ def test_values_that_json_does_not_have_become_texts(tmp_path: Path) -> None:
     one_value(tmp_path, str, {"k": b"\xff\x00"})
 
     assert show(tmp_path, "value")["entries"][0]["value"] == "/wA="
+
+
+def test_a_limit_beyond_all_there_can_be_is_all(words: Path) -> None:
+    for state in ("count", "pending", "_flow.timers.event"):
+        shown = flow("show", words, "--state", state, "--limit", 10**30)
+        assert shown.code == 0, shown.err
+        assert "more" not in shown.out
 
 
 def test_an_unknown_state_is_answered_with_the_nearest(words: Path) -> None:

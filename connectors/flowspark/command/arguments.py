@@ -12,6 +12,9 @@ from flowspark.options import STORAGE_PREFIX, Options
 __all__ = ["add_common", "add_limit", "add_url", "natural", "positive", "storage_options_of"]
 
 
+_MOST = 1 << 62
+
+
 def add_url(parser: argparse.ArgumentParser, name: str = "url", what: str = "") -> None:
     """Add a state location as a positional argument."""
     parser.add_argument(
@@ -53,8 +56,8 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """Return a whole number of at least 0."""
-    return _number(text, 0)
+    """Return a whole number of at least 0; one that is more than there can be is cut."""
+    return min(_number(text, 0), _MOST)
 
 
 def _number(text: str, minimum: int) -> int:

@@ -5,12 +5,17 @@ Values are in their physical form: what a serializer of the user's made stays by
 
 from __future__ import annotations
 
+import ast
+import datetime as dt
 import json
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from flowspark.command.contract import CommandError, ExitCode
@@ -32,12 +37,19 @@ __all__ = [
     "KeyedEntry",
     "elements_of",
     "entries_within",
+    "is_same_key",
     "key_from_text",
     "keyed_entries",
     "keyed_kinds",
     "list_lengths",
     "type_name",
 ]
+
+
+# As Python, and so the table, shows bytes.
+_BYTES = re.compile(r"b'[^']*'|b\"[^\"]*\"")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_ZONE = re.compile(r"(?:Z|[+-]\d\d(?::?\d\d)?)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,7 @@ def keyed_entries(
     The key is in its canonical form, as from :func:`key_from_text`.
     """
     only = None if key is None else _group_range(record, key)
+    canonical = None if key is None else _key_type(record).canonical
     for subtask in record.subtasks:
         wanted = subtask.key_groups
         if wanted is not None and only is not None:
@@ -98,8 +111,14 @@ def keyed_entries(
         if wanted is None:
             continue
         for entry in entries_within(storage, record, name, wanted):
-            if key is None or entry.key == key or (key != key and entry.key != entry.key):
+            if canonical is None or is_same_key(canonical(entry.key), key):
                 yield entry
+
+
+def is_same_key(key: Any, other: Any) -> bool:
+    """Say whether two keys in their canonical form are one."""
+    # A tuple looks at identity first, so that the one NaN is found.
+    return (key,) == (other,)
 
 
 def entries_within(
@@ -131,8 +150,9 @@ def _key_type(record: CheckpointRecord) -> KeyType:
 def key_from_text(text: str, arrow: pa.DataType) -> Any:
     """Return the key that a text on the command line stands for.
 
-    A text is itself; another scalar is written as Arrow reads it; several fields, or the elements
-    of a list, are a JSON array.
+    A text is itself; bytes are UTF-8, or written as they are shown; another scalar is written as
+    Arrow reads it, a duration as ``PT3S``; several fields, or the elements of a list, are a JSON
+    array.
     """
     kind = KeyType(arrow)
     try:
@@ -140,7 +160,7 @@ def key_from_text(text: str, arrow: pa.DataType) -> Any:
             _parsed(json.loads(text) if pa.types.is_nested(arrow) else text, arrow)
         )
     except (ValueError, pa.ArrowException, FlowError) as error:
-        reason = error.message if isinstance(error, FlowError) else str(error)
+        reason = (error.message if isinstance(error, FlowError) else str(error)).rstrip(".")
         example = " Write a JSON array, as in '[\"a\", 1]'." if pa.types.is_nested(arrow) else ""
         raise CommandError(
             f"{text!r} is not a key of type {arrow}: {reason}.{example}", ExitCode.USAGE
@@ -163,13 +183,29 @@ def _parsed(value: Any, arrow: pa.DataType) -> Any:
 
 def _scalar(value: Any, arrow: pa.DataType) -> Any:
     if pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow):
-        return str(value).encode()
+        return _bytes(str(value))
     text = value if isinstance(value, str) else json.dumps(value)
     if pa.types.is_string(arrow) or pa.types.is_large_string(arrow):
         return text
     if pa.types.is_timestamp(arrow) and arrow.tz is not None:
-        text = text if text.endswith("Z") or "+" in text else f"{text}Z"
+        text = _with_zone(text)
+    if pa.types.is_duration(arrow):
+        return physical_column(pa.array([msgspec.convert(text, dt.timedelta)], arrow))[0]
     return physical_column(pa.array([text]).cast(arrow))[0]
+
+
+def _bytes(text: str) -> bytes:
+    if _BYTES.fullmatch(text) is None:
+        return os.fsencode(text)
+    value: bytes = ast.literal_eval(text)
+    return value
+
+
+def _with_zone(text: str) -> str:
+    """Return a time that says its zone; one that says none is in UTC."""
+    if _DATE.fullmatch(text):
+        return f"{text}T00:00Z"
+    return text if _ZONE.search(text) else f"{text}Z"
 
 
 def _entries(rows: StateRows) -> Iterator[KeyedEntry]:

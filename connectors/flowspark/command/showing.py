@@ -14,6 +14,7 @@ from flowspark.command.contract import Command, CommandError, ExitCode, Invocati
 from flowspark.command.entries import (
     KeyedEntry,
     elements_of,
+    is_same_key,
     key_from_text,
     keyed_entries,
     keyed_kinds,
@@ -28,6 +29,7 @@ from flowspark.command.words import count_of, moment, shown
 from flowstate.checkpoint import CheckpointRecord, StateMeta
 from flowstate.clock import SystemClock
 from flowstate.errors import CheckpointNotFoundError
+from flowstate.keys import KeyType
 from flowstate.redistribution import Redistribution
 from flowstate.rows import NO_TIMESTAMP, StateKind
 from flowstate.types import type_from_text
@@ -259,8 +261,9 @@ def _show_operator(query: _Query, invocation: Invocation) -> None:
 
 
 def _with_key(found: Iterator[Any], text: str, meta: StateMeta) -> Iterator[Any]:
-    wanted = key_from_text(text, type_from_text(meta["map_key"]["arrow"]))
-    return (entry for entry in found if entry["key"] == wanted)
+    arrow = type_from_text(meta["map_key"]["arrow"])
+    wanted, canonical = key_from_text(text, arrow), KeyType(arrow).canonical
+    return (entry for entry in found if is_same_key(canonical(entry["key"]), wanted))
 
 
 def _print_operator(
