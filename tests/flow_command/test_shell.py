@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -16,8 +17,11 @@ from flowspark.command import main
 from flowspark.command.contract import Invocation
 from flowspark.command.main import added_commands, commands
 from flowspark.command.terminal import Terminal
+from flowstate import LocalOperator, ValueStateDescriptor
+from flowstate.checkpoint import encode_name
 
 from .shell import TIMEOUT_S, environment, flow, flow_process
+from .states import one_value
 
 # Without Spark
 
@@ -227,6 +231,64 @@ def test_a_reader_that_goes_away_is_no_error(words: Path) -> None:
         said = process.stderr.read()
 
     assert (code, said) == (141, b"")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["words", "json"])
+def test_output_that_cannot_be_written_is_said(words: Path, options: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flowspark.command", "inspect", str(words), *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    assert done.returncode == 3
+    assert done.stderr == b"flow: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_what_a_shell_has_closed_is_done_without(words: Path, closed: str) -> None:
+    command = f'"{sys.executable}" -m flowspark.command inspect "{words}" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, timeout=TIMEOUT_S, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_name_cannot_control_the_terminal(tmp_path: Path) -> None:
+    name = "\x1b[31mred\r\x1b]0;title\x07\n"
+    for state in ("a", "b"):
+        with LocalOperator(tmp_path / state / encode_name(name), parallelism=1, key_type=str) as op:
+            described = ValueStateDescriptor(f"{name}{state}", int)
+            op.subtask_of("k").keyed.get_state(described).update(1)
+            op.checkpoint()
+
+    for arguments in (
+        ["inspect", tmp_path],
+        ["show", tmp_path / "a", "--state", f"{name}a"],
+        ["verify", tmp_path],
+        ["rescale", "--dry-run", tmp_path, "--parallelism", 2],
+        ["diff", tmp_path / "a", tmp_path / "b"],
+        ["sweep", tmp_path, "--dry-run"],
+    ):
+        for colour in (False, True):
+            shown = flow(*arguments, colour=colour)
+            text = shown.out + shown.err
+            assert shown.code in {0, 1}
+            assert r"\x1b[31mred\r" in text
+            assert not {"\r", "\x07"} & set(text)
+            assert "\x1b[31mred" not in text
+
+
+def test_json_is_ascii_where_the_output_is(tmp_path: Path) -> None:
+    one_value(tmp_path / "words", str, {"Zürich \U0001f600": 1})
+    done = flow_process("show", tmp_path, "--state", "value", "--json", PYTHONIOENCODING="ascii")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["entries"][0]["key"] == "Zürich \U0001f600"
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspark.command.contract import CommandError
+from flowspark.command.words import one_line
 from flowstate.checkpoint import CheckpointStorage, decode_name
 from flowstate.checkpoint.names import RECORD_NAME, checkpoint_of_url
 from flowstate.errors import UnsafeNameError
@@ -24,8 +25,10 @@ FOLDERS_MAX = 20_000
 
 _CHECKPOINT = re.compile(r"chk-([1-9][0-9]*)")
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# In these are files of an operator, or nothing of ours.
-_CLOSED = frozenset({"shared", "taskowned", "_flow", "__pycache__"})
+# In these are files of a sink, or nothing of ours.
+_CLOSED = frozenset({"_flow", "__pycache__"})
+# These are an operator's, or an operator of that uid; below them there is none.
+_FLAT = frozenset({"shared", "taskowned"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Location:
     url: str
     """Without secrets: for messages, and to open it again."""
     title: str
-    """The folder, decoded, from the URL on that was given."""
+    """The folder, decoded, from the URL on that was given; on one line, to be shown."""
     query: str | None
     """Spark's id of the query, where the folder above is one; sources have none."""
     uid: str
@@ -108,15 +111,28 @@ def _location(
     storage_options: Mapping[str, Any],
 ) -> Location:
     url = f"{files.url}/{folder}".rstrip("/")
+    if not _is_text(url):
+        raise CommandError(
+            f"the path {url!a} is not valid text, so it could not be shown: rename the folder"
+        )
     parts = [_readable(part) for part in url.split("/")]
     return Location(
         url=url,
-        title="/".join(parts[-folder.count("/") - 1 :]),
+        title=one_line("/".join(parts[-folder.count("/") - 1 :])),
         query=parts[-2] if len(parts) > 1 and _QUERY_ID.fullmatch(parts[-2]) else None,
         uid=parts[-1],
         checkpoint_id=checkpoint_id,
         storage=CheckpointStorage(url, storage_options),
     )
+
+
+def _is_text(path: str) -> bool:
+    """Say whether a local path, which may have any bytes in it, is text."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _readable(encoded: str) -> str:
@@ -158,7 +174,10 @@ def _local_folders(root: str, depth_max: int) -> Iterator[str]:
             )
         if depth < depth_max:
             names = [name for name in inside if name not in _CLOSED and not name.startswith(".")]
-            pending += [(f"{folder}/{name}".lstrip("/"), depth + 1) for name in names]
+            pending += [
+                (f"{folder}/{name}".lstrip("/"), depth_max if name in _FLAT else depth + 1)
+                for name in names
+            ]
 
 
 def _subfolders(folder: str) -> list[str]:
@@ -167,6 +186,8 @@ def _subfolders(folder: str) -> list[str]:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
+    except OSError as error:
+        raise CommandError(f"cannot list {folder}: {error.strerror or error}") from error
 
 
 def _nothing_there(files: StateFileSystem, depth_max: int) -> CommandError:

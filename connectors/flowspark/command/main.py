@@ -30,7 +30,7 @@ from flowspark.command.contract import (
     ExitCode,
     Invocation,
 )
-from flowspark.command.terminal import Style, Terminal
+from flowspark.command.terminal import OutputError, Style, Terminal
 from flowspark.command.words import hint_for
 from flowstate.errors import FlowError
 
@@ -138,7 +138,7 @@ def run(arguments: Sequence[str], terminal: Terminal) -> int:
     if unknown:
         _refuse(unknown[0], given, getattr(given, "parser", parser))
     if given.command == completion.NAME:
-        terminal.out.write(completion.script(parser, given.shell))
+        terminal.write(completion.script(parser, given.shell))
         return ExitCode.OK
     command: Command = given.run_command
     options: dict[str, Any] = {}
@@ -149,7 +149,7 @@ def run(arguments: Sequence[str], terminal: Terminal) -> int:
         return command.run(Invocation(given, options, terminal))
     except FlowError as error:
         return _failed(error, terminal, as_json=given.json, secrets=secrets)
-    except (BrokenPipeError, KeyboardInterrupt):
+    except (BrokenPipeError, OutputError, KeyboardInterrupt):
         raise
     except Exception as error:
         # A client's own words, or a traceback, could show a secret.
@@ -203,16 +203,33 @@ def _texts(value: Any) -> list[str]:
     return []
 
 
+def _open_closed() -> None:
+    """Let output that a shell has closed, as ``>&-`` does, go to nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    # Python flushes once more at its end, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``flow``; this is what the console script calls."""
+    _open_closed()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments, Terminal.of_process())
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Python flushes once more at its end, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return ExitCode.BROKEN_PIPE
+    except OSError as error:
+        # An OutputError, or the same from the last flush.
+        _discard_output()
+        sys.stderr.write(f"flow: cannot write the output: {error.strerror or error}\n")
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return ExitCode.INTERRUPTED

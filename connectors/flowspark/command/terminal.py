@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,13 +14,21 @@ from typing import Any, TextIO
 
 import msgspec
 
-__all__ = ["Align", "Progress", "Style", "Terminal"]
+from flowspark.command.words import one_line
+
+__all__ = ["Align", "OutputError", "Progress", "Style", "Terminal"]
 
 _WIDTH_MIN, _WIDTH_MAX = 60, 120
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _LEVELS = "▁▂▃▄▅▆▇█"
 _PLAIN_LEVELS = ".:-=+*#@"
 _ELLIPSIS = "..."
+_STYLED = re.compile(r"\x1b\[[0-9;]*m")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+class OutputError(OSError):
+    """What is printed cannot be written, as on a full disk."""
 
 
 class Style(StrEnum):
@@ -74,20 +84,39 @@ class Terminal:
 
     def line(self, text: str = "") -> None:
         """Print a line."""
+        text = self._visible(text)
         if not self.unicode:
             # What the terminal's encoding does not have is shown by its number.
             encoding = self.out.encoding or "ascii"
             text = text.encode(encoding, "backslashreplace").decode(encoding)
-        self.out.write(f"{text.rstrip()}\n")
+        self.write(f"{text.rstrip()}\n")
 
     def note(self, text: str) -> None:
         """Print a line beside the output proper."""
-        self.err.write(f"{text}\n")
+        self.err.write(f"{self._visible(text)}\n")
+
+    def _visible(self, text: str) -> str:
+        """Return lines in which names, that may be anybody's, move no cursor."""
+        styles = _STYLED.findall(text) if self.colour else []
+        parts = _STYLED.split(text) if self.colour else [text]
+        lines = ["\n".join(map(one_line, part.split("\n"))) for part in parts]
+        return "".join(line + style for line, style in zip(lines, [*styles, ""], strict=True))
 
     def json(self, value: Any) -> None:
         """Print a value for a program to read: dataclasses, enums and times are known."""
-        encoded = msgspec.json.encode(value, enc_hook=str)
-        self.out.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
+        encoded = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+        if not self.unicode:
+            encoded = _NOT_ASCII.sub(_escaped, encoded)
+        self.write(f"{encoded}\n")
+
+    def write(self, text: str) -> None:
+        """Print a text as it is; ``OutputError`` if it cannot be written."""
+        try:
+            self.out.write(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(error.errno, error.strerror) from error
 
     def ask(self, question: str) -> bool:
         """Ask for a yes; anything else is a no."""
@@ -96,7 +125,8 @@ class Terminal:
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     def styled(self, text: str, *styles: Style) -> str:
-        """Return the text with its styles, where there are colours."""
+        """Return the text, of one line, with its styles, where there are colours."""
+        text = one_line(text)
         if not self.colour or not styles or not text:
             return text
         return f"\x1b[{';'.join(styles)}m{text}\x1b[0m"
@@ -111,9 +141,10 @@ class Terminal:
     ) -> None:
         """Print columns; ``aligned`` has a ``<`` or ``>`` for each, left where it has none."""
         sides = [Align(side) for side in aligned.ljust(len(head), Align.LEFT.value)]
-        cells = [[_one_line(cell) for cell in row] for row in rows]
+        cells = [[one_line(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-        self.line(" " * indent + self.styled(_row(head, widths, sides), Style.DIM))
+        heads = self._cut(_row(head, widths, sides), indent)
+        self.line(" " * indent + self.styled(heads, Style.DIM))
         for row in cells:
             self.line(" " * indent + self._cut(_row(row, widths, sides), indent))
 
@@ -183,8 +214,6 @@ def _row(cells: Sequence[str], widths: Sequence[int], sides: Sequence[Align]) ->
     return "  ".join(padded).rstrip()
 
 
-def _one_line(text: str) -> str:
-    """Return the text as it may stand in a cell: what moves a terminal's cursor is shown."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+def _escaped(match: re.Match[str]) -> str:
+    """Return a character as JSON has it in ASCII: in two halves if it is beyond 16 bits."""
+    return json.dumps(match.group())[1:-1]

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["count_of", "duration", "hint_for", "moment", "shown", "size"]
+__all__ = ["count_of", "duration", "hint_for", "moment", "one_line", "shown", "size"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SPANS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
@@ -54,6 +54,15 @@ def shown(value: Any, length_max: int = _VALUE_LENGTH_MAX) -> str:
     if len(text) <= length_max:
         return text
     return f"{text[:length_max]}... ({len(text):,} characters; --json has all)"
+
+
+def one_line(text: str) -> str:
+    """Return a text as it may stand in a line: what moves a terminal's cursor is shown."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def hint_for(name: str, known: Iterable[str]) -> str:
