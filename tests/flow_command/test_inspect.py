@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,7 @@ from flowspark.command import inspecting
 from flowspark.command.inspecting import overview_of
 from flowspark.command.loads import loads_of
 from flowspark.command.locations import DEPTH_MAX, Location, find_operators
-from flowstate.checkpoint import CheckpointRecord, CheckpointStorage, SectionType
+from flowstate.checkpoint import CheckpointRecord, CheckpointStorage, SectionType, encode_name
 
 from ..storage.conftest import S3Location, s3_location, s3_options
 from .shell import flow
@@ -157,6 +160,52 @@ def test_a_damaged_record_is_said_and_the_other_operators_are_shown(
     assert "keys of type string" in shown.out
 
 
+@pytest.mark.parametrize("uid", ["shared", "taskowned"])
+def test_an_operator_may_have_the_name_of_a_folder_of_ours(tmp_path: Path, uid: str) -> None:
+    run_once(tmp_path / QUERY_ID / encode_name(uid), keys=["a"])
+    run_once(tmp_path / QUERY_ID / "words", keys=["a"])
+
+    found = find_operators(str(tmp_path), {})
+    assert [location.uid for location in found] == sorted([uid, "words"])
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["words", "json"])
+def test_a_path_that_is_no_text_is_named(tmp_path: Path, options: list[str]) -> None:
+    run_once(tmp_path / "words", keys=["a"])
+    (tmp_path / "words").rename(tmp_path / os.fsdecode(b"\xff"))
+
+    shown = flow("inspect", tmp_path, *options)
+    assert shown.code == 3
+    assert "is not valid text, so it could not be shown: rename the folder" in shown.out + shown.err
+    assert "udcff" in shown.out + shown.err
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: str) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "scandir", broken)
+    shown = flow("verify", tmp_path)
+    assert shown.code == 3
+    assert f"[FLOW_COMMAND] cannot list {tmp_path}" in shown.err
+
+
+def test_beside_a_damaged_old_record_the_newest_is_shown(words: Path, tmp_path: Path) -> None:
+    shutil.copytree(words, tmp_path / "words")
+    record = tmp_path / "words" / "chk-1" / "_metadata"
+    record.write_bytes(record.read_bytes()[:-9])
+
+    shown = flow("inspect", tmp_path)
+    assert shown.code == 1
+    assert shown.out.count("damaged: [FLOWSTATE_CORRUPT]") == 1
+    assert str(record) in shown.out
+    assert "Checkpoint 3: keys of type string" in shown.out
+    (operator,) = flow("inspect", tmp_path, "--json").json["operators"]
+    assert [one["checkpoint_id"] for one in operator["checkpoints"]] == [2, 3]
+
+
 def test_a_query_that_runs_meanwhile_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,8 +214,8 @@ def test_a_query_that_runs_meanwhile_is_no_damage(
     run_once(later, checkpoints=3, checkpoints_retained=1)
     real = inspecting.kept_records
 
-    def while_it_runs(location: Location) -> Iterator[CheckpointRecord]:
-        records = list(real(location))
+    def while_it_runs(location: Location, problems: list[str]) -> Iterator[CheckpointRecord]:
+        records = list(real(location, problems))
         if later.exists():
             # As if the query had gone on: other checkpoints, and the files of the first are gone.
             shutil.rmtree(now)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from flowspark.command.locations import only_operator
+from flowspark.command import inspecting, reporting
+from flowspark.command.locations import Location, only_operator
 from flowspark.command.reporting import report_of
 from flowstate import LocalOperator
 
@@ -171,6 +173,22 @@ def test_a_damaged_record_is_on_the_page(location: Path, tmp_path: Path) -> None
     shown = flow("report", tmp_path, "--out", tmp_path / "r.html")
     assert shown.code == 1
     assert "Damaged." in Page((tmp_path / "r.html").read_text("utf-8")).text
+
+
+def test_a_query_that_goes_on_meanwhile_does_not_disturb_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_once(tmp_path / "words", keys=[f"key-{number}" for number in range(2000)])
+    real = inspecting.look_at
+
+    def and_it_goes_on(location: Location) -> inspecting.Look:
+        seen = real(location)
+        shutil.rmtree(tmp_path / "words")
+        return seen
+
+    monkeypatch.setattr(reporting, "look_at", and_it_goes_on)
+    page, _ = page_of(tmp_path / "words", tmp_path)
+    assert "pending: what each subtask has" in page.text
 
 
 def test_a_page_that_cannot_be_written_is_an_error(location: Path, tmp_path: Path) -> None:

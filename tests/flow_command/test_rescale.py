@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from flowspark.command.loads import skew_of
 from flowspark.command.locations import only_operator
 from flowspark.command.rescaling import rescaling_of
 from flowstate import LocalOperator
-from flowstate.checkpoint import CheckpointStorage
+from flowstate.checkpoint import CheckpointStorage, FileHandle, StateFileReader
 from flowstate.restoring import keyed_share
 
 from .shell import flow
@@ -54,6 +55,21 @@ def test_the_shares_are_those_of_a_real_start(tmp_path: Path, parallelism: int) 
             # Beside its part of the list it has all owners and a copy of the one rule.
             pending = subtask.operator.get_list_state(PENDING).get()
             assert share.elements == len(pending) + 3 + 1
+
+
+def test_each_file_is_opened_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_once(tmp_path, parallelism=8, keys=[f"key-{number}" for number in range(3000)])
+    opened: Counter[FileHandle] = Counter()
+    real = CheckpointStorage.reader
+
+    def reader(storage: CheckpointStorage, handle: FileHandle) -> StateFileReader:
+        opened[handle] += 1
+        return real(storage, handle)
+
+    monkeypatch.setattr(CheckpointStorage, "reader", reader)
+    rescaling_of(only_operator(str(tmp_path), {}), 64)
+    # Once to weigh them all, and once for the shares.
+    assert max(opened.values()) == 2
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

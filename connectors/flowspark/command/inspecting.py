@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from flowspark.command.arguments import add_url
 from flowspark.command.contract import Command, ExitCode, Invocation
-from flowspark.command.entries import keyed_kinds, list_lengths, type_name
+from flowspark.command.entries import list_lengths, type_name
 from flowspark.command.loads import Loads, loads_of, skew_of, spread_of
 from flowspark.command.locations import (
     Location,
@@ -27,10 +26,12 @@ from flowstate.types import type_from_text
 
 __all__ = [
     "COMMAND",
+    "Look",
     "Overview",
     "StateOverview",
     "SubtaskOverview",
     "kept_records",
+    "look_at",
     "overview_of",
     "selected_record",
     "unsealed_words",
@@ -103,17 +104,6 @@ class Overview:
     """Why the rest could not be read."""
 
 
-def kept_records(location: Location) -> Iterator[CheckpointRecord]:
-    """Yield the records of an operator, oldest first; only the named one if the URL named one."""
-    if location.checkpoint_id is not None:
-        yield location.storage.read(location.checkpoint_id)
-        return
-    for checkpoint_id in location.storage.checkpoint_ids():
-        # A query that runs may retire a checkpoint after it was listed.
-        with suppress(CheckpointNotFoundError):
-            yield location.storage.read(checkpoint_id)
-
-
 def selected_record(location: Location) -> CheckpointRecord | None:
     """Return the checkpoint that a URL names, or the newest; None before the first."""
     if location.checkpoint_id is not None:
@@ -121,20 +111,43 @@ def selected_record(location: Location) -> CheckpointRecord | None:
     return location.storage.latest()
 
 
-def overview_of(location: Location) -> Overview:
-    """Look at one operator; what is damaged is said, and the rest is shown."""
-    records, record, loads, problem = _look(location)
-    if problem is not None and record is not None and not _is_there(location, record):
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was read of one operator, as it was then: a query that runs goes on meanwhile."""
+
+    records: tuple[CheckpointRecord, ...]
+    """Those that could be read, oldest first; only the named one if the URL named one."""
+    record: CheckpointRecord | None
+    """The one that is meant."""
+    loads: Loads | None
+    problem: str | None
+
+
+def look_at(location: Location) -> Look:
+    """Look at one operator; what is damaged is said, and the rest is there."""
+    seen = _look(location)
+    if (
+        seen.problem is not None
+        and seen.record is not None
+        and not _is_there(location, seen.record)
+    ):
         # Its query runs, and has gone on meanwhile: nothing is damaged by that.
-        records, record, loads, problem = _look(location)
+        seen = _look(location)
+    return seen
+
+
+def overview_of(location: Location, seen: Look | None = None) -> Overview:
+    """Return what is to be said of one operator."""
+    seen = seen or look_at(location)
+    record, loads = seen.record, seen.loads
     head: dict[str, Any] = {
         "url": location.url,
         "query": location.query,
         "uid": location.uid,
-        "checkpoints": tuple(map(_checkpoint, records)),
+        "checkpoints": tuple(map(_checkpoint, seen.records)),
         "unsealed": tuple(unsealed_checkpoints(location.storage)),
         "checkpoint_id": None if record is None or loads is None else record.checkpoint_id,
-        "problem": problem,
+        "problem": seen.problem,
     }
     if record is None or loads is None:
         return Overview(**head)
@@ -143,7 +156,7 @@ def overview_of(location: Location) -> Overview:
         max_parallelism=record.max_parallelism,
         assigner=record.assigner.value,
         key_type=None if record.key_type is None else str(type_from_text(record.key_type)),
-        states=tuple(_states(location, record, loads)),
+        states=tuple(_states(record, loads)),
         subtasks=tuple(_subtasks(record, loads)),
         key_group_bytes=tuple(round(float(weight)) for weight in loads.key_groups)
         if loads.keyed_bytes
@@ -151,21 +164,36 @@ def overview_of(location: Location) -> Overview:
     )
 
 
-def _look(
-    location: Location,
-) -> tuple[list[CheckpointRecord], CheckpointRecord | None, Loads | None, str | None]:
-    """Return the records, the one that is meant with its loads, and what is damaged of it."""
-    records: list[CheckpointRecord] = []
-    record = None
+def _look(location: Location) -> Look:
+    record, loads, problems = None, None, []
     try:
         record = selected_record(location)
-        records = list(kept_records(location))
-        if record is not None and record not in records:
-            records.append(record)
-        loads = None if record is None else loads_of(location.storage, record)
-        return records, record, loads, None
     except SnapshotError as error:
-        return records, record, None, str(error)
+        problems.append(str(error))
+    records = list(kept_records(location, problems))
+    if record is not None:
+        if record not in records:
+            records.append(record)
+        try:
+            loads = loads_of(location.storage, record)
+        except SnapshotError as error:
+            problems.append(str(error))
+    # The newest may have been found damaged twice.
+    return Look(tuple(records), record, loads, "\n".join(dict.fromkeys(problems)) or None)
+
+
+def kept_records(location: Location, problems: list[str]) -> Iterator[CheckpointRecord]:
+    """Yield the records of an operator, oldest first, and say of which ones it cannot be."""
+    named = location.checkpoint_id
+    for checkpoint_id in location.storage.checkpoint_ids() if named is None else [named]:
+        try:
+            yield location.storage.read(checkpoint_id)
+        except CheckpointNotFoundError:
+            # A query that runs may retire a checkpoint after it was listed.
+            if named is not None:
+                raise
+        except SnapshotError as error:
+            problems.append(str(error))
 
 
 def _is_there(location: Location, record: CheckpointRecord) -> bool:
@@ -188,8 +216,8 @@ def _checkpoint(record: CheckpointRecord) -> CheckpointOverview:
     )
 
 
-def _states(location: Location, record: CheckpointRecord, loads: Loads) -> Iterator[StateOverview]:
-    for name, kind in sorted(keyed_kinds(location.storage, record).items()):
+def _states(record: CheckpointRecord, loads: Loads) -> Iterator[StateOverview]:
+    for name, kind in sorted(loads.kinds.items()):
         meta = record.keyed_states.get(name, {})
         yield StateOverview(
             name=name,
@@ -240,7 +268,8 @@ def _show(overview: Overview, title: str, terminal: Terminal, now_ms: int) -> No
             f"{size(unsealed.bytes)}"
         )
     if overview.problem is not None:
-        terminal.line(f"  {terminal.styled('damaged', Style.RED)}: {overview.problem}")
+        for problem in overview.problem.splitlines():
+            terminal.line(f"  {terminal.styled('damaged', Style.RED)}: {problem}")
     if not overview.checkpoints:
         return
     _show_checkpoints(overview, terminal, now_ms)

@@ -27,8 +27,9 @@ from flowstate.checkpoint import (
 from flowstate.checkpoint.reading import segments_within
 from flowstate.key_groups import KeyGroupRange
 from flowstate.restoring import ElementRange, keyed_share, operator_ranges
+from flowstate.rows import StateKind
 
-__all__ = ["ListLoad", "Loads", "Share", "loads_of", "share_of", "skew_of", "spread_of"]
+__all__ = ["ListLoad", "Loads", "Readers", "Share", "loads_of", "share_of", "skew_of", "spread_of"]
 
 Weights = npt.NDArray[np.float64]
 
@@ -45,6 +46,8 @@ class ListLoad:
 class Loads:
     """What a checkpoint weighs."""
 
+    kinds: Mapping[str, StateKind]
+    """The keyed states by name, those of timers too, which no descriptor describes."""
     keyed_bytes: Mapping[str, Weights]
     """By state and key group; changes that later ones replace count too, until they are merged."""
     keyed_rows: Mapping[str, Weights]
@@ -93,7 +96,7 @@ class Share:
         return self.keyed_bytes + self.list_bytes
 
 
-class _Readers:
+class Readers:
     """The readers of a checkpoint's files, each with its footer read once."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
@@ -108,7 +111,8 @@ class _Readers:
 
 def loads_of(storage: CheckpointStorage, record: CheckpointRecord) -> Loads:
     """Weigh a checkpoint; it costs one read for each of its files."""
-    readers = _Readers(storage)
+    readers = Readers(storage)
+    kinds = {name: StateKind(meta["kind"]) for name, meta in record.keyed_states.items()}
     bytes_of: dict[str, Weights] = {}
     rows_of: dict[str, Weights] = {}
     for name in record.keyed_states:
@@ -117,6 +121,8 @@ def loads_of(storage: CheckpointStorage, record: CheckpointRecord) -> Loads:
     for subtask in record.subtasks:
         for handle in subtask.keyed:
             for section, segments in _keyed_segments(readers(handle.file), handle):
+                if section.kind is not None:
+                    kinds.setdefault(section.name, section.kind)
                 if section.name not in bytes_of:
                     bytes_of[section.name] = np.zeros(record.max_parallelism)
                     rows_of[section.name] = np.zeros(record.max_parallelism)
@@ -128,7 +134,7 @@ def loads_of(storage: CheckpointStorage, record: CheckpointRecord) -> Loads:
                     parts = parts[start - segment.first : stop - segment.first]
                     bytes_of[section.name][start:stop] += parts * segment.length
                     rows_of[section.name][start:stop] += parts * segment.rows
-    return Loads(bytes_of, rows_of, _lists(readers, record), record.max_parallelism)
+    return Loads(kinds, bytes_of, rows_of, _lists(readers, record), record.max_parallelism)
 
 
 def _keyed_segments(
@@ -149,7 +155,7 @@ def _parts(reader: StateFileReader, section: Section, segment: Segment) -> Weigh
     return np.full(count, 1 / count)
 
 
-def _lists(readers: _Readers, record: CheckpointRecord) -> dict[str, tuple[ListLoad, ...]]:
+def _lists(readers: Readers, record: CheckpointRecord) -> dict[str, tuple[ListLoad, ...]]:
     found: dict[str, list[ListLoad]] = defaultdict(list)
     for name in record.operator_states:
         for subtask in record.subtasks:
@@ -163,7 +169,7 @@ def _lists(readers: _Readers, record: CheckpointRecord) -> dict[str, tuple[ListL
     return {name: tuple(loads) for name, loads in found.items()}
 
 
-def _element_bytes(readers: _Readers, name: str, part: ElementRange) -> int:
+def _element_bytes(readers: Readers, name: str, part: ElementRange) -> int:
     """Return what some elements weigh: of a segment as much as they are of it."""
     weight = 0.0
     for segment in readers(part.handle.file).sections[name].segments:
@@ -174,20 +180,22 @@ def _element_bytes(readers: _Readers, name: str, part: ElementRange) -> int:
 
 
 def share_of(
-    storage: CheckpointStorage,
+    readers: Readers,
     record: CheckpointRecord,
-    loads: Loads,
+    weights: Weights,
     *,
     key_groups: KeyGroupRange | None,
     subtask_index: int,
     parallelism: int,
 ) -> Share:
-    """Say what a subtask starts from at a parallelism, and from whose files."""
-    readers = _Readers(storage)
+    """Say what a subtask starts from at a parallelism, and from whose files.
+
+    The weights are those of all key groups, ``Loads.key_groups``.
+    """
     sources: set[int] = set()
     keyed_bytes = bytes_read = 0
     if key_groups is not None:
-        window = loads.key_groups[key_groups.start : key_groups.end + 1]
+        window = weights[key_groups.start : key_groups.end + 1]
         keyed_bytes = round(float(window.sum()))
         for handle in keyed_share(record, key_groups).handles:
             for _, segments in _keyed_segments(readers(handle.file), handle):

@@ -11,10 +11,9 @@ from flowspark.command.arguments import add_url
 from flowspark.command.contract import Command, CommandError, ExitCode, Invocation
 from flowspark.command.inspecting import (
     CheckpointOverview,
-    kept_records,
+    look_at,
     overview_of,
 )
-from flowspark.command.loads import loads_of
 from flowspark.command.locations import Location, find_operators
 from flowspark.command.page import HistoryPoint, OperatorReport, Rescaled, page_of
 from flowspark.command.words import count_of, size
@@ -29,20 +28,18 @@ DURATION = "duration_ms"
 
 def report_of(location: Location) -> OperatorReport:
     """Gather what the page says of one operator."""
-    overview = overview_of(location)
-    if overview.checkpoint_id is None:
+    seen = look_at(location)
+    overview = overview_of(location, seen)
+    if seen.loads is None:
         return OperatorReport(location.title, overview, (), (), ())
-    kept = {one.checkpoint_id for one in overview.checkpoints}
-    records = [record for record in kept_records(location) if record.checkpoint_id in kept]
-    found = loads_of(location.storage, location.storage.read(overview.checkpoint_id)).lists
     return OperatorReport(
         title=location.title,
         overview=overview,
-        history=_history(records, {one.checkpoint_id: one for one in overview.checkpoints}),
-        rescaled=_rescaled(records),
+        history=_history(seen.records, {one.checkpoint_id: one for one in overview.checkpoints}),
+        rescaled=_rescaled(seen.records),
         list_loads=tuple(
             (name, tuple((load.elements, load.bytes) for load in loads))
-            for name, loads in sorted(found.items())
+            for name, loads in sorted(seen.loads.lists.items())
         ),
     )
 

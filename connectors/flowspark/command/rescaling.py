@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flowspark.command.arguments import add_url, positive
 from flowspark.command.contract import Command, CommandError, ExitCode, Invocation
-from flowspark.command.loads import Share, loads_of, share_of, skew_of
+from flowspark.command.loads import Readers, Share, loads_of, share_of, skew_of
 from flowspark.command.locations import Location, find_operators
 from flowspark.command.showing import record_of
 from flowspark.command.terminal import Style, Terminal
@@ -49,15 +49,17 @@ def rescaling_of(location: Location, parallelism: int) -> Rescaling:
     check_restorable(
         record, parallelism=parallelism, max_parallelism=None, assigner=None, key_type=None
     )
-    loads = loads_of(location.storage, record)
+    # Each file is opened once, whatever the number of subtasks that read of it.
+    readers = Readers(location.storage)
+    weights = loads_of(location.storage, record).key_groups
     keyed = any(subtask.key_groups is not None for subtask in record.subtasks)
 
     def shares(count: int) -> tuple[Share, ...]:
         return tuple(
             share_of(
-                location.storage,
+                readers,
                 record,
-                loads,
+                weights,
                 key_groups=key_group_range_of(
                     subtask_index=index, parallelism=count, max_parallelism=record.max_parallelism
                 )
