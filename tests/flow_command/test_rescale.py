@@ -83,6 +83,17 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     assert files_below(tmp_path) == before
 
 
+def test_lists_alone_say_nothing_of_key_groups(tmp_path: Path) -> None:
+    with LocalOperator(tmp_path, parallelism=2, key_type=None) as operator:
+        for subtask in operator.subtasks:
+            subtask.operator.get_list_state(PENDING).add_all(["a" * 4000, "b"])
+        operator.checkpoint()
+
+    shown = flow("rescale", "--dry-run", tmp_path, "--parallelism", 16)
+    assert shown.code == 0
+    assert "A key group is never cut" not in shown.out
+
+
 def test_without_dry_run_it_only_says_how_a_rescale_is_done(words: Path) -> None:
     shown = flow("rescale", words, "--parallelism", 4)
 

@@ -368,3 +368,10 @@ def test_a_command_of_another_package_gets_what_ours_get(words: Path) -> None:
     given.run_command.run(Invocation(given, {"a": "b"}, Terminal(sys.stdout, sys.stderr)))
     assert seen[0].as_json
     assert seen[0].arguments.storage_option == ["a=b"]
+
+
+def test_an_option_in_front_of_the_command_is_told_its_place() -> None:
+    shown = flow("--json", "inspect", "x")
+
+    assert shown.code == 2
+    assert "--json stands behind the command: flow inspect ... --json" in shown.err

@@ -174,7 +174,10 @@ def _spark_home(environment: Mapping[str, str]) -> Iterator[Check]:
 
 def _java(environment: Mapping[str, str]) -> Check:
     found, command = pythons.java_version(environment)
-    to_do = f"install Java {JAVA_MIN} or newer, and let JAVA_HOME or the PATH lead to it"
+    to_do = (
+        f"install Java {JAVA_MIN} or newer, and let JAVA_HOME or the PATH lead to it; or take that "
+        f"of the extra 'jre': export JAVA_HOME=$(python -m flowspark.jre)"
+    )
     if found is None:
         return Check("java", Verdict.FAIL, f"{command} does not run", to_do)
     if found < JAVA_MIN:

@@ -169,6 +169,8 @@ def _refuse(unknown: str, given: argparse.Namespace, parser: argparse.ArgumentPa
     # What follows a "=" may be a secret.
     name = unknown.partition("=")[0]
     options = [option for option in parser._option_string_actions if option.startswith("--")]
+    if name in options:
+        parser.error(f"{name} stands behind the command: flow {given.command} ... {name}")
     parser.error(f"there is no option {name!r}. {hint_for(name, options)}")
 
 

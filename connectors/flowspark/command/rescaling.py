@@ -113,7 +113,9 @@ def _show(location: Location, found: Rescaling, terminal: Terminal) -> None:
     largest = max(share.bytes for share in (*found.before, *found.after))
     _show_shares("now", found.before, largest, found.skew_before, terminal)
     _show_shares("then", found.after, largest, found.skew_after, terminal)
-    if len(found.after) > len(found.before) and found.skew_after > found.skew_before * 1.5:
+    keyed = found.after[0].key_groups is not None
+    wider = len(found.after) > len(found.before)
+    if keyed and wider and found.skew_after > found.skew_before * 1.5:
         terminal.line("  A key group is never cut: more subtasks do not help a heavy one.")
     terminal.line(f"  To be read at the start: {size(found.bytes_read)}")
 
