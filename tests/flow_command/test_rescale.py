@@ -72,6 +72,17 @@ def test_each_file_is_opened_twice_at_most(tmp_path: Path, monkeypatch: pytest.M
     assert max(opened.values()) == 2
 
 
+def test_what_there_is_now_is_what_each_subtask_has(words: Path) -> None:
+    (found,) = flow("rescale", "--dry-run", words, "--parallelism", 3, "--json").json["operators"]
+    (inspected,) = flow("inspect", words, "--json").json["operators"]
+
+    have = [subtask["elements"] for subtask in inspected["subtasks"]]
+    # A start gives the two owners of the others to each subtask as well.
+    assert [share["elements"] for share in found["before"]] == have
+    assert [share["elements"] for share in found["after"]] == [count + 2 for count in have]
+    assert [share["sources"] for share in found["before"]] == [[0], [1], [2]]
+
+
 def test_nothing_is_written(tmp_path: Path) -> None:
     run_once(tmp_path / "words")
     before = files_below(tmp_path)

@@ -186,9 +186,9 @@ def share_of(
     *,
     key_groups: KeyGroupRange | None,
     subtask_index: int,
-    parallelism: int,
+    parallelism: int | None,
 ) -> Share:
-    """Say what a subtask starts from at a parallelism, and from whose files.
+    """Say what a subtask starts from at a parallelism (None: has now), and from whose files.
 
     The weights are those of all key groups, ``Loads.key_groups``.
     """
@@ -208,7 +208,11 @@ def share_of(
             and subtask.key_groups.intersect(key_groups) is not None
         }
     elements = list_bytes = 0
-    ranges = operator_ranges(record, subtask_index=subtask_index, parallelism=parallelism)
+    ranges = (
+        _own_ranges(record, subtask_index)
+        if parallelism is None
+        else operator_ranges(record, subtask_index=subtask_index, parallelism=parallelism)
+    )
     owners = {
         id(handle): subtask.subtask_index
         for subtask in record.subtasks
@@ -228,6 +232,16 @@ def share_of(
         bytes_read=bytes_read + list_bytes,
         sources=tuple(sorted(sources)),
     )
+
+
+def _own_ranges(record: CheckpointRecord, subtask_index: int) -> dict[str, list[ElementRange]]:
+    """Return where a subtask's own operator state is; nobody else's is handed to it."""
+    found: dict[str, list[ElementRange]] = defaultdict(list)
+    for handle in record.subtasks[subtask_index].operator:
+        for name, meta in handle.states.items():
+            if meta.count:
+                found[name].append(ElementRange(handle, meta.start, meta.start + meta.count))
+    return found
 
 
 def skew_of(values: Sequence[float]) -> float:

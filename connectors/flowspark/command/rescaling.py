@@ -54,7 +54,7 @@ def rescaling_of(location: Location, parallelism: int) -> Rescaling:
     weights = loads_of(location.storage, record).key_groups
     keyed = any(subtask.key_groups is not None for subtask in record.subtasks)
 
-    def shares(count: int) -> tuple[Share, ...]:
+    def shares(count: int, *, are_now: bool) -> tuple[Share, ...]:
         return tuple(
             share_of(
                 readers,
@@ -66,12 +66,13 @@ def rescaling_of(location: Location, parallelism: int) -> Rescaling:
                 if keyed
                 else None,
                 subtask_index=index,
-                parallelism=count,
+                parallelism=None if are_now else count,
             )
             for index in range(count)
         )
 
-    before, after = shares(record.parallelism), shares(parallelism)
+    before = shares(record.parallelism, are_now=True)
+    after = shares(parallelism, are_now=False)
     return Rescaling(
         url=location.url,
         checkpoint_id=record.checkpoint_id,
