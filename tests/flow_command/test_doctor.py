@@ -174,7 +174,7 @@ def test_a_spark_home_without_spark_or_with_another_is_a_failure(
     other = examined({**fake, "SPARK_HOME": str(home)})["SPARK_HOME"]
     assert other.verdict is Verdict.FAIL
     assert "has Spark 3.5.1" in other.found
-    old.rename(old.with_name(f"spark-core_2.13-{version('pyspark')}.jar"))
+    old.rename(old.with_name(f"spark-core_2.13-{version('pyspark')}-vendor-1.jar"))
     assert examined({**fake, "SPARK_HOME": str(home)})["SPARK_HOME"].verdict is Verdict.OK
     assert "SPARK_HOME" not in examined(fake)
 

@@ -95,11 +95,16 @@ def _packages() -> Iterator[Check]:
         except PackageNotFoundError:
             yield Check(name, Verdict.FAIL, "is not installed", install)
             continue
-        numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
+        numbers = _numbers(found)
         if numbers < minimum or (below and numbers >= below):
             yield Check(name, Verdict.FAIL, f"{found} does not do", install)
         else:
             yield Check(name, Verdict.OK, found)
+
+
+def _numbers(found: str) -> tuple[int, ...]:
+    """Return the three numbers of a version, whatever a vendor has written behind them."""
+    return tuple(int(part) for part in re.findall(r"\d+", found)[:3])
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:
@@ -166,7 +171,7 @@ def _spark_home(environment: Mapping[str, str]) -> Iterator[Check]:
     found = pythons.spark_version(home)
     if found is None:
         yield Check("SPARK_HOME", Verdict.FAIL, f"{home} has no Spark", to_do)
-    elif found != wanted:
+    elif _numbers(found) != _numbers(wanted):
         yield Check("SPARK_HOME", Verdict.FAIL, f"{home} has Spark {found}, not {wanted}", to_do)
     else:
         yield Check("SPARK_HOME", Verdict.OK, f"{found}, {home}")
