@@ -268,6 +268,8 @@ class Catalog:
         for partition, offset in offsets.items():
             low, high = earliest.get(partition, 0), latest.get(partition, 0)
             checked[partition] = min(max(offset, low), high)
+            if offset > high:
+                self.at_end.add(partition)
             if checked[partition] != offset:
                 self.report_loss(
                     f"option {option!r}: offset {offset} of {partition} is outside of the log, "

@@ -187,7 +187,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # An earlier run has planned this batch. Where the query began then was the end of the
             # log, which has moved since; and partitions may have been added.
             begin = {
-                one: min(offset, until[one]) if self._may_have_moved(one) else offset
+                one: min(offset, until[one]) if self._may_have_moved(one, until[one]) else offset
                 for one, offset in begin.items()
                 if one in until
             }
@@ -205,11 +205,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges.append(OffsetRange(one, begin[one], until[one]))
         return tasks(self._options, ranges)
 
-    def _may_have_moved(self, one: TopicPartition) -> bool:
+    def _may_have_moved(self, one: TopicPartition, until: int) -> bool:
         """Say whether a query that begins now may begin further on than it did, without a loss."""
-        options = self._options
-        is_timed = options.starting.kind in {PositionKind.TIMESTAMP, PositionKind.TIMESTAMPS}
-        return one in self._at_end or (is_timed and options.no_match is NoMatch.LATEST)
+        starting = self._options.starting
+        is_timed = starting.kind in {PositionKind.TIMESTAMP, PositionKind.TIMESTAMPS}
+        # What was named was beyond the end of the log then, and may be in it now.
+        lay_ahead = starting.kind is PositionKind.OFFSETS and starting.numbers.get(one, 0) > until
+        is_at_end = one in self._at_end or lay_ahead
+        return is_at_end or (is_timed and self._options.no_match is NoMatch.LATEST)
 
     def _new_partitions(
         self, begin: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int]

@@ -228,8 +228,12 @@ def test_a_time_that_has_not_come_is_no_end_yet(cluster: FakeCluster) -> None:
             {"startingtimestamp": "60", "startingoffsetsbytimestampstrategy": "latest"},
             {"0": 130, "1": 50},
         ),
+        (
+            {"startingoffsets": '{"t": {"0": 5, "1": 70}}', "failondataloss": "false"},
+            {"0": 130, "1": 50},
+        ),
     ],
-    ids=["latest", "offsets", "times"],
+    ids=["latest", "offsets", "times", "beyond"],
 )
 def test_a_first_batch_that_is_planned_again_reads_the_same(
     cluster: FakeCluster, more: dict[str, str], first: dict[str, int]
