@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -303,6 +304,8 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
         env=environment(PYSPARK_PYTHON=str(slow)),
         # A group of its own, so that the signal reaches what was started too, as Ctrl-C does.
         process_group=0,
+        # Whoever runs the tests may ignore it, as a shell does for what is in the background.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + TIMEOUT_S
         while not started.exists() and time.monotonic() < deadline:
