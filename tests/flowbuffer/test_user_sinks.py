@@ -256,6 +256,31 @@ def test_a_flush_is_the_way_to_another_sink(tmp_path: Path, rows: str) -> None:
     assert len(Log.of("commit")) == commits
 
 
+def test_a_flush_that_dies_before_it_has_settled_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise KilledError
+
+    before = query(tmp_path, Preparing)
+    before.batch(0, list("abc"))
+    with monkeypatch.context() as killed:
+        killed.setattr("pyspark_flowbuffer.flush._settle", die)
+        with pytest.raises(KilledError):
+            flush(before.storage.url)
+    with pytest.raises(OutputError, match="may not be committed yet"):
+        Query(tmp_path, threshold=2).batch(1, ["d", "e"])
+
+    assert flush(before.storage.url).rows == 0
+    after = Query(tmp_path, threshold=2)
+    after.batch(1, ["d", "e"])
+    assert after.published() == ["d", "e"]
+    assert sorted(row for _, rows in Log.of("prepare") for row in rows) == ["a", "b", "c"]
+
+
 def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="must return something of JSON"):
         query(tmp_path, NotJson).batch(0, ["a", "b"])
